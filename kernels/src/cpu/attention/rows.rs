@@ -1,0 +1,321 @@
+//! Many rows: sixteen rows in the lanes of scores, K and V of a tile widened once for all rows and heads of the group.
+
+use std::cell::RefCell;
+
+use super::super::simd::{Simd, LANES};
+use super::state::{finish, merge};
+use super::{Task, PART_TILES, TILE_KEYS};
+
+/// Keys whose scores are computed together: their chains hide the latency of one another.
+const STRIP: usize = 4;
+/// Lanes of the reduction by halves that meet in its second step, in the order the steps add them.
+const QUADS: [[usize; 4]; 4] = [[0, 8, 4, 12], [2, 10, 6, 14], [1, 9, 5, 13], [3, 11, 7, 15]];
+/// Vectors of a row's V that are summed together.
+const COLUMNS: usize = 4;
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Memory of one task, kept between tasks. `dim` is padded to lanes.
+#[derive(Default)]
+struct Scratch {
+    /// `[head][element][row]`, scaled
+    q: Vec<f32>,
+    /// `[key][element]`
+    k: Vec<f32>,
+    v: Vec<f32>,
+    /// `[key][row]`, scores and then probabilities of one head
+    scores: Vec<f32>,
+    /// `[head][row][element]` of the part at hand, and of the parts before
+    part: Vec<f32>,
+    total: Vec<f32>,
+    /// `[head][row]`: maxima and sums of the part and the total
+    part_max: Vec<f32>,
+    part_sum: Vec<f32>,
+    total_max: Vec<f32>,
+    total_sum: Vec<f32>,
+}
+
+impl Scratch {
+    fn reset(&mut self, group: usize, dim: usize) {
+        let clear = |v: &mut Vec<f32>, len: usize, value: f32| {
+            v.clear();
+            v.resize(len, value);
+        };
+        clear(&mut self.q, group * dim * LANES, 0.0);
+        // Elements behind the head's and keys behind the entry's stay zero or finite.
+        clear(&mut self.k, TILE_KEYS * dim, 0.0);
+        clear(&mut self.v, TILE_KEYS * dim, 0.0);
+        clear(&mut self.scores, TILE_KEYS * LANES, 0.0);
+        for v in [&mut self.part, &mut self.total] {
+            clear(v, group * LANES * dim, 0.0);
+        }
+        for v in [&mut self.part_max, &mut self.total_max] {
+            clear(v, group * LANES, f32::NEG_INFINITY);
+        }
+        for v in [&mut self.part_sum, &mut self.total_sum] {
+            clear(v, group * LANES, 0.0);
+        }
+    }
+
+    fn reset_part(&mut self) {
+        self.part.fill(0.0);
+        self.part_max.fill(f32::NEG_INFINITY);
+        self.part_sum.fill(0.0);
+    }
+}
+
+/// # Safety
+/// As [`Simd`]; the task lies within checked shapes and its output rows are the caller's.
+#[inline(always)]
+pub(super) unsafe fn attend<S: Simd>(task: &Task) {
+    let layout = task.job.pool.layout();
+    let head_dim = layout.head_dim;
+    let dim = head_dim.next_multiple_of(LANES);
+    let group = task.group();
+    let num_keys = task.num_keys(task.num_rows - 1);
+    // Taken out instead of borrowed in a closure: a closure would not be compiled for the instruction set.
+    let mut owned = SCRATCH.take();
+    let scratch = &mut owned;
+    scratch.reset(group, dim);
+    // SAFETY: by the caller's word; scratch was sized for the group and dim.
+    unsafe {
+        load_queries(task, scratch, dim);
+        let mut pointers = [std::ptr::null(); TILE_KEYS];
+        for (tile, first_key) in (0..num_keys).step_by(TILE_KEYS).enumerate() {
+            if tile % PART_TILES == 0 && tile > 0 {
+                merge_part::<S>(scratch, group, task.num_rows, dim);
+                scratch.reset_part();
+            }
+            let count = TILE_KEYS.min(num_keys - first_key);
+            task.key_pointers(first_key, count, &mut pointers);
+            widen::<S>(&pointers[..count], layout.v_offset(), head_dim, dim, scratch);
+            for head in 0..group {
+                scores::<S>(scratch, head, dim, count);
+                softmax::<S>(task, scratch, head, dim, first_key, count);
+                weighted_values::<S>(scratch, head, task.num_rows, dim, count);
+            }
+        }
+        merge_part::<S>(scratch, group, task.num_rows, dim);
+        for head in 0..group {
+            for row in 0..task.num_rows {
+                let at = head * LANES + row;
+                let out = task.job.out.add(task.row_element(row, head));
+                finish::<S>(scratch.total.as_ptr().add(at * dim), scratch.total_sum[at], head_dim, out);
+            }
+        }
+    }
+    SCRATCH.set(owned);
+}
+
+/// # Safety
+/// The task's rows exist.
+#[inline(always)]
+unsafe fn load_queries(task: &Task, scratch: &mut Scratch, dim: usize) {
+    for head in 0..task.group() {
+        for row in 0..task.num_rows {
+            // SAFETY: by the caller's word.
+            let q = unsafe { task.job.q.add(task.row_element(row, head)) };
+            for i in 0..task.job.pool.layout().head_dim {
+                // SAFETY: as above, inside the head.
+                scratch.q[(head * dim + i) * LANES + row] = unsafe { *q.add(i) } * task.job.scale;
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Simd`]; the pointers are K of keys, V lies `v_offset` further.
+#[inline(always)]
+unsafe fn widen<S: Simd>(keys: &[*const u16], v_offset: usize, head_dim: usize, dim: usize, scratch: &mut Scratch) {
+    for (key, &k) in keys.iter().enumerate() {
+        for (from, to) in [(k, &mut scratch.k), (k.wrapping_add(v_offset), &mut scratch.v)] {
+            let to = &mut to[key * dim..(key + 1) * dim];
+            let whole = head_dim / LANES * LANES;
+            // SAFETY: `whole` elements of a head lie there, and in the scratch row.
+            unsafe {
+                for i in (0..whole).step_by(LANES) {
+                    S::load_f16(from.add(i)).store(to.as_mut_ptr().add(i));
+                }
+                for (i, to) in to.iter_mut().enumerate().take(head_dim).skip(whole) {
+                    *to = half::f16::from_bits(*from.add(i)).to_f32();
+                }
+            }
+        }
+    }
+}
+
+/// Scores of sixteen rows with each key of the tile.
+///
+/// # Safety
+/// As [`Simd`]; scratch is sized for `dim`.
+#[inline(always)]
+unsafe fn scores<S: Simd>(scratch: &mut Scratch, head: usize, dim: usize, count: usize) {
+    // SAFETY: heads, keys (a whole strip: the tile has TILE_KEYS rows) and elements stay inside scratch.
+    unsafe {
+        let q = scratch.q.as_ptr().add(head * dim * LANES);
+        for first in (0..count).step_by(STRIP) {
+            let k = scratch.k.as_ptr().add(first * dim);
+            let mut sums = [S::splat(0.0); STRIP];
+            let mut odd = [S::splat(0.0); STRIP];
+            for (which, quad) in QUADS.iter().enumerate() {
+                let mut chains = [[S::splat(0.0); 4]; STRIP];
+                for base in (0..dim).step_by(LANES) {
+                    for (chain, lane) in quad.iter().enumerate() {
+                        let q = S::load(q.add((base + lane) * LANES));
+                        for (key, chains) in chains.iter_mut().enumerate() {
+                            let k = S::splat(*k.add(key * dim + base + lane));
+                            chains[chain] = q.fma(k, chains[chain]);
+                        }
+                    }
+                }
+                for (key, c) in chains.iter().enumerate() {
+                    let met = c[0].add(c[1]).add(c[2].add(c[3]));
+                    match which {
+                        0 => sums[key] = met,
+                        1 => sums[key] = sums[key].add(met),
+                        2 => odd[key] = met,
+                        _ => odd[key] = odd[key].add(met),
+                    }
+                }
+            }
+            for key in 0..STRIP {
+                sums[key].add(odd[key]).store(scratch.scores.as_mut_ptr().add((first + key) * LANES));
+            }
+        }
+    }
+}
+
+/// Turns the tile's scores into probabilities and brings the part's state to the new maxima.
+///
+/// # Safety
+/// As [`Simd`]; scratch is sized for `dim`.
+#[inline(always)]
+unsafe fn softmax<S: Simd>(task: &Task, scratch: &mut Scratch, head: usize, dim: usize, first_key: usize, count: usize) {
+    // SAFETY: rows, keys and heads stay inside scratch.
+    unsafe {
+        let scores = scratch.scores.as_mut_ptr();
+        // The first row sees fewer keys than the tile holds: hide the rest from it.
+        if task.num_keys(0) < first_key + count {
+            for key in 0..count {
+                let seen_from = (first_key + key + 1).saturating_sub(task.num_keys(0)).min(LANES);
+                for row in 0..seen_from {
+                    *scores.add(key * LANES + row) = f32::NEG_INFINITY;
+                }
+            }
+        }
+        let state = head * LANES;
+        let old = S::load(scratch.part_max.as_ptr().add(state));
+        let mut max = old;
+        for key in 0..count {
+            max = S::load(scores.add(key * LANES)).max(max);
+        }
+        let factor = old.sub(max).exp();
+        let mut sum = S::load(scratch.part_sum.as_ptr().add(state)).mul(factor);
+        for key in 0..count {
+            let p = S::load(scores.add(key * LANES)).sub(max).exp();
+            p.store(scores.add(key * LANES));
+            sum = sum.add(p);
+        }
+        max.store(scratch.part_max.as_mut_ptr().add(state));
+        sum.store(scratch.part_sum.as_mut_ptr().add(state));
+        let factors = factor.to_array();
+        for (row, &factor) in factors.iter().enumerate().take(task.num_rows) {
+            if factor != 1.0 {
+                let part = scratch.part.as_mut_ptr().add((state + row) * dim);
+                for i in (0..dim).step_by(LANES) {
+                    S::load(part.add(i)).mul(S::splat(factor)).store(part.add(i));
+                }
+            }
+        }
+    }
+}
+
+/// Adds probability times V, keys ascending.
+///
+/// # Safety
+/// As [`Simd`]; scratch is sized for `dim`.
+#[inline(always)]
+unsafe fn weighted_values<S: Simd>(scratch: &mut Scratch, head: usize, num_rows: usize, dim: usize, count: usize) {
+    let mut column = 0;
+    // SAFETY: rows (of lanes), keys and columns stay inside scratch.
+    unsafe {
+        while column < dim {
+            let mut row = 0;
+            if column + COLUMNS * LANES <= dim {
+                while row < num_rows {
+                    value_tile::<S, 4, COLUMNS>(scratch, head * LANES + row, row, column, dim, count);
+                    row += 4;
+                }
+                column += COLUMNS * LANES;
+            } else {
+                while row < num_rows {
+                    value_tile::<S, 4, 1>(scratch, head * LANES + row, row, column, dim, count);
+                    row += 4;
+                }
+                column += LANES;
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As `weighted_values`.
+#[inline(always)]
+unsafe fn value_tile<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    scratch: &mut Scratch,
+    state: usize,
+    row: usize,
+    column: usize,
+    dim: usize,
+    count: usize,
+) {
+    // SAFETY: by the caller's word.
+    unsafe {
+        let part = scratch.part.as_mut_ptr().add(state * dim + column);
+        let v = scratch.v.as_ptr().add(column);
+        let p = scratch.scores.as_ptr().add(row);
+        let mut sums: [[S; VECTORS]; ROWS] =
+            std::array::from_fn(|r| std::array::from_fn(|i| S::load(part.add(r * dim + i * LANES))));
+        for key in 0..count {
+            let v: [S; VECTORS] = std::array::from_fn(|i| S::load(v.add(key * dim + i * LANES)));
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let p = S::splat(*p.add(key * LANES + r));
+                for (sum, &v) in sums.iter_mut().zip(&v) {
+                    *sum = p.fma(v, *sum);
+                }
+            }
+        }
+        for (r, sums) in sums.iter().enumerate() {
+            for (i, sum) in sums.iter().enumerate() {
+                sum.store(part.add(r * dim + i * LANES));
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Simd`]; scratch is sized for `dim`.
+#[inline(always)]
+unsafe fn merge_part<S: Simd>(scratch: &mut Scratch, group: usize, num_rows: usize, dim: usize) {
+    for head in 0..group {
+        for row in 0..num_rows {
+            let at = head * LANES + row;
+            // A part of keys that the row does not see leaves it as it is.
+            if scratch.part_max[at] == f32::NEG_INFINITY {
+                continue;
+            }
+            // SAFETY: inside scratch.
+            unsafe {
+                merge::<S>(
+                    scratch.total.as_mut_ptr().add(at * dim),
+                    (&mut scratch.total_max[at], &mut scratch.total_sum[at]),
+                    scratch.part.as_ptr().add(at * dim),
+                    (scratch.part_max[at], scratch.part_sum[at]),
+                    dim,
+                );
+            }
+        }
+    }
+}

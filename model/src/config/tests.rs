@@ -1,0 +1,54 @@
+//! Hyperparameters from texts; files are tested in `tests/network`.
+
+use std::path::Path;
+
+use keepsake_kernels::RopeScaling;
+
+use super::{DummyShape, HParams};
+
+fn parse(extra: &str) -> HParams {
+    let text = format!(
+        r#"{{"architectures": ["MistralForCausalLM"], "vocab_size": 100, "hidden_size": 64,
+            "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4{extra}}}"#
+    );
+    HParams::from_config_json(Path::new("config.json"), &text).unwrap()
+}
+
+#[test]
+fn absent_fields_take_the_defaults_of_transformers() {
+    let hparams = parse("");
+    assert_eq!((hparams.num_kv_heads, hparams.head_dim), (4, 16));
+    assert_eq!((hparams.query_dim(), hparams.kv_dim()), (64, 64));
+    assert_eq!(hparams.max_context, 2048);
+    assert_eq!(hparams.rope_theta, 10_000.0);
+    assert_eq!(hparams.rope_scaling, RopeScaling::None);
+    assert_eq!(hparams.rms_eps, 1e-6);
+    assert!(!hparams.tied_embeddings);
+}
+
+#[test]
+fn a_sliding_window_limits_the_context() {
+    let hparams = parse(r#", "max_position_embeddings": 32768, "sliding_window": 4096"#);
+    assert_eq!(hparams.max_context, 4096);
+    let hparams = parse(r#", "max_position_embeddings": 32768, "sliding_window": null"#);
+    assert_eq!(hparams.max_context, 32768);
+}
+
+#[test]
+fn rope_parameters_are_read_from_either_place() {
+    let hparams = parse(r#", "rope_theta": 500000.0, "rope_scaling": null"#);
+    assert_eq!(hparams.rope_theta, 500_000.0);
+    let hparams = parse(r#", "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}"#);
+    assert_eq!(hparams.rope_theta, 1e6);
+    assert_eq!(hparams.rope_scaling, RopeScaling::Linear { factor: 2.0 });
+}
+
+#[test]
+fn every_named_shape_is_valid() {
+    for name in DummyShape::names() {
+        let shape = DummyShape::parse(&format!("{name}:bf16")).unwrap();
+        assert_eq!(shape.hparams.head_dim * shape.hparams.num_heads, shape.hparams.hidden);
+    }
+    let message = DummyShape::parse("tiny:q2").unwrap_err().to_string();
+    assert_eq!(message, "dummy weight type `q2` is not supported (supported: q4_1, bf16)");
+}

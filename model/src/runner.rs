@@ -1,0 +1,112 @@
+//! Runs steps: owns the scratch memory of a forward pass and hands out logits.
+
+use std::sync::Arc;
+
+use keepsake_kernels::{Device, Entry, KvPool, RopeTable};
+
+use crate::arch::{Scratch, Step};
+use crate::batch::{Batch, Limits};
+use crate::error::ModelError;
+use crate::model::Model;
+
+/// One model on one device over one pool. A step is one parallel region.
+pub struct Runner {
+    model: Arc<Model>,
+    device: Device,
+    pool: Arc<KvPool>,
+    rope: RopeTable,
+    max_rows: usize,
+    scratch: Scratch,
+}
+
+/// Logits of a step's sampled rows, in their order.
+pub struct Logits<'a> {
+    values: &'a [f32],
+    vocab_size: usize,
+}
+
+impl Runner {
+    /// `max_rows` bounds a step's rows and with them the scratch memory.
+    pub fn new(model: Arc<Model>, device: Device, pool: Arc<KvPool>, max_rows: usize) -> Result<Self, ModelError> {
+        let chunk_tokens = pool.layout().chunk_tokens;
+        if *pool.layout() != model.kv_layout(chunk_tokens) {
+            return Err(ModelError::Shape(format!(
+                "the pool's layout {:?} is not the model's {:?}",
+                pool.layout(),
+                model.kv_layout(chunk_tokens)
+            )));
+        }
+        let forms = model.network.input_forms();
+        Ok(Self {
+            scratch: Scratch::new(&device, &model.hparams, forms, max_rows)?,
+            rope: RopeTable::new(&model.hparams.rope_spec())?,
+            model,
+            device,
+            pool,
+            max_rows,
+        })
+    }
+
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    pub fn max_rows(&self) -> usize {
+        self.max_rows
+    }
+
+    /// Writes K/V of every row to its slot and computes the logits of the sampled rows. A refused
+    /// batch has changed nothing. Blocks that the batch names must not be used by others meanwhile.
+    pub fn forward(&mut self, batch: &Batch) -> Result<Logits<'_>, ModelError> {
+        let vocab_size = self.model.hparams.vocab_size;
+        let limits = Limits {
+            max_rows: self.max_rows,
+            num_blocks: self.pool.num_blocks(),
+            chunk_tokens: self.pool.layout().chunk_tokens,
+        };
+        batch.validate(&self.model.hparams, limits)?;
+        let num_sampled = batch.sample_rows.len();
+        self.scratch.reserve_logits(&self.device, vocab_size, num_sampled)?;
+        let sample_entries = sample_entries(batch);
+        let step = Step { batch, sample_entries: &sample_entries, pool: &self.pool, rope: &self.rope };
+        let (network, scratch) = (&self.model.network, &self.scratch);
+        self.device.run(|w| network.forward(w, &step, scratch))?;
+        Ok(Logits { values: &self.scratch.logits.as_slice()[..num_sampled * vocab_size], vocab_size })
+    }
+}
+
+impl Logits<'_> {
+    pub fn num_rows(&self) -> usize {
+        self.values.len() / self.vocab_size
+    }
+
+    /// Logits of the batch's `sample_rows[index]`, one a token of the vocabulary.
+    pub fn row(&self, index: usize) -> &[f32] {
+        &self.values[index * self.vocab_size..(index + 1) * self.vocab_size]
+    }
+}
+
+/// Entries that cover the sampled rows only: runs of neighbours inside each entry.
+fn sample_entries(batch: &Batch) -> Vec<Entry> {
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut sampled = batch.sample_rows.iter().copied().peekable();
+    for entry in &batch.entries {
+        let end = entry.first_row + entry.num_rows;
+        let mut previous = None;
+        while let Some(row) = sampled.next_if(|&row| row < end) {
+            match entries.last_mut() {
+                Some(run) if previous.is_some_and(|previous| previous + 1 == row) => {
+                    run.num_rows += 1;
+                }
+                _ => entries.push(Entry {
+                    first_row: row,
+                    num_rows: 1,
+                    first_position: entry.first_position + row - entry.first_row,
+                    ..*entry
+                }),
+            }
+            previous = Some(row);
+        }
+    }
+    entries
+}

@@ -1,0 +1,9 @@
+//! Weights, architectures and the runner, against files written here and golden logits.
+
+mod support;
+
+mod forward;
+mod gguf_files;
+mod golden;
+mod invariance;
+mod sources;

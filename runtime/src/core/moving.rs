@@ -1,0 +1,417 @@
+//! Blocks and tiers: who gives a block, what moves where, and what the end of a move changes.
+
+use std::time::Duration;
+
+use keepsake_kernels::BlockId;
+use keepsake_tiers::ChunkKey;
+
+use super::command::{Command, CommandKind, MoveDone, MoveFault, MoveId, TierIndex};
+use super::directory::{ChunkEntry, InTier, OnDevice};
+use super::eviction::{Candidate, Pressure, Proposal, TierPressure};
+use super::request::SequenceId;
+use super::scheduler::{Scheduler, TierState};
+use super::sequence::{Owner, Page};
+
+/// Candidates of one kind shown to the eviction actor at a time.
+const CANDIDATES: usize = 64;
+
+impl Scheduler {
+    /// Blocks that can be handed out at once: empty and clean ones.
+    pub fn available(&self) -> usize {
+        self.pool.num_free() + self.clean.len()
+    }
+
+    /// A free block, else the least valuable clean one.
+    pub(super) fn take_block(&mut self) -> Option<BlockId> {
+        if let Some(block) = self.pool.alloc() {
+            return Some(block);
+        }
+        let victim = *self.clean.victims(1, self.now).first()?;
+        Some(self.take_evictable(&victim))
+    }
+
+    /// The block of an unused chunk; the chunk leaves the device.
+    pub(super) fn take_evictable(&mut self, key: &ChunkKey) -> BlockId {
+        let entry = self.directory.get_mut(key).expect("an indexed chunk has an entry");
+        let block = entry.evict();
+        self.reindex(key);
+        block
+    }
+
+    /// Takes a block for a chunk and asks its tier to fill it; the sequence waits.
+    pub(super) fn start_load(&mut self, id: SequenceId, key: ChunkKey, from: TierIndex, now: Duration) -> BlockId {
+        let block = self.take_block().expect("admission counted the blocks");
+        let entry = self.directory.get_mut(&key).expect("a readable chunk has an entry");
+        entry.begin_load(from, block);
+        entry.touch(now);
+        let position = entry.position;
+        entry.acquire();
+        self.issue(key, position, CommandKind::Load { from, block });
+        self.reindex(&key);
+        self.wait_for_load(id, key);
+        block
+    }
+
+    pub(super) fn wait_for_load(&mut self, id: SequenceId, key: ChunkKey) {
+        self.waiters.entry(key).or_default().push(id);
+        self.sequence_mut(id).num_loading += 1;
+    }
+
+    pub(super) fn stop_waiting(&mut self, id: SequenceId, key: &ChunkKey) {
+        if let Some(waiters) = self.waiters.get_mut(key) {
+            waiters.retain(|w| *w != id);
+            if waiters.is_empty() {
+                self.waiters.remove(key);
+            }
+        }
+    }
+
+    pub(super) fn issue(&mut self, key: ChunkKey, position: u32, kind: CommandKind) {
+        let id = MoveId(self.next_move);
+        self.next_move += 1;
+        let command = Command { id, key, position, kind };
+        self.moves.insert(id, command);
+        self.commands.push(command);
+        for tier in tiers_of(kind) {
+            self.tiers[tier.0].moves_in_flight += 1;
+        }
+    }
+
+    /// Takes a move's end. Unknown ids are a bug of the caller.
+    pub fn move_done(&mut self, done: MoveDone, now: Duration) {
+        self.now = now;
+        let command = self.moves.remove(&done.id).expect("a move ends once");
+        let key = command.key;
+        for tier in tiers_of(command.kind) {
+            self.tiers[tier.0].moves_in_flight -= 1;
+        }
+        match command.kind {
+            CommandKind::Load { from, block } => self.load_done(command, from, block, done.result, now),
+            CommandKind::SwapOut { to, .. } => {
+                self.entry_mut(&key).end_swap_out(to, done.result.is_ok());
+                self.write_done(to, done.result);
+            }
+            CommandKind::Spill { from, to } => {
+                self.entry_mut(&key).end_spill(from, to, done.result.is_ok());
+                self.write_done(to, done.result);
+                if done.result == Err(MoveFault::Lost) {
+                    self.lose(&key, from);
+                }
+            }
+            CommandKind::Remove { from } => {
+                let tier = &mut self.tiers[from.0];
+                tier.used -= 1;
+                tier.leaving -= 1;
+                self.entry_mut(&key).end_remove(from);
+            }
+        }
+        self.reindex(&key);
+    }
+
+    fn write_done(&mut self, to: TierIndex, result: Result<(), MoveFault>) {
+        let tier = &mut self.tiers[to.0];
+        match result {
+            Ok(()) => {}
+            Err(fault) => {
+                tier.used -= 1;
+                // Until the tier's next report says otherwise; asking again at once would only fail again.
+                tier.accepts &= fault != MoveFault::Full;
+            }
+        }
+    }
+
+    fn load_done(&mut self, command: Command, from: TierIndex, block: BlockId, result: Result<(), MoveFault>, now: Duration) {
+        let key = command.key;
+        let is_current = self.entry_mut(&key).end_load(from, block, result.is_ok());
+        if result.is_err() {
+            self.counters.load_failures += 1;
+            self.discard_failed_copy(&key, from, result);
+        }
+        if self.orphans.remove(&command.id).is_some() {
+            self.pool.free(block);
+            return;
+        }
+        debug_assert!(is_current, "a load that was not abandoned still owns its block");
+        let waiters = self.waiters.remove(&key).unwrap_or_default();
+        if result.is_ok() {
+            for id in waiters {
+                self.sequence_mut(id).num_loading -= 1;
+            }
+            return;
+        }
+        self.turn_into_holes(&key, from, &waiters, Some(block), now);
+    }
+
+    /// A copy that could not be read is not asked for again: the chunk is recomputed, and written anew later.
+    fn discard_failed_copy(&mut self, key: &ChunkKey, from: TierIndex, result: Result<(), MoveFault>) {
+        if result == Err(MoveFault::Lost) {
+            self.lose(key, from);
+        } else if self.entry_mut(key).is_tier_idle(from) {
+            self.begin_remove(key, from);
+        }
+    }
+
+    /// The tier has already let go of it.
+    fn lose(&mut self, key: &ChunkKey, tier: TierIndex) {
+        if self.entry_mut(key).lose(tier) {
+            self.tiers[tier.0].used -= 1;
+        }
+    }
+
+    /// Sequences that waited for a load compute its chunk instead, each into a private block; the first gets the load's own.
+    fn turn_into_holes(
+        &mut self,
+        key: &ChunkKey,
+        from: TierIndex,
+        waiters: &[SequenceId],
+        mut block: Option<BlockId>,
+        now: Duration,
+    ) {
+        let chunk_tokens = self.config.chunk_tokens;
+        for &id in waiters {
+            let Some(own) = block.take().or_else(|| self.take_block()) else {
+                // No block for it now: it goes back to the queue and takes stock again.
+                let page = self.waited_page(id, key);
+                self.sequence_mut(id).pages[page].owner = Owner::Lost;
+                self.suspend(id, now);
+                continue;
+            };
+            let index = self.waited_page(id, key);
+            let sequence = self.sequence_mut(id);
+            sequence.num_loading -= 1;
+            sequence.pages[index] = Page { block: own, owner: Owner::Private { rows: 0 } };
+            sequence.holes.insert(index * chunk_tokens..(index + 1) * chunk_tokens);
+            let num_past = if sequence.admitted_before { usize::MAX } else { sequence.request.num_past };
+            if let Some(usage) = sequence.admission.as_mut() {
+                usage.loaded[from.0] -= chunk_tokens;
+                if index * chunk_tokens < num_past {
+                    usage.recomputed += chunk_tokens;
+                } else {
+                    usage.new += chunk_tokens;
+                }
+            }
+        }
+        if let Some(unused) = block {
+            self.pool.free(unused);
+        }
+    }
+
+    fn waited_page(&self, id: SequenceId, key: &ChunkKey) -> usize {
+        let pages = &self.sequence(id).pages;
+        pages.iter().position(|p| p.owner == Owner::Shared(*key)).expect("a waiter has the page")
+    }
+
+    pub(super) fn give_up_late_loads(&mut self, now: Duration) {
+        let late: Vec<SequenceId> = self
+            .running
+            .iter()
+            .copied()
+            .filter(|id| {
+                let sequence = self.sequence(*id);
+                sequence.num_loading > 0 && now >= sequence.load_deadline
+            })
+            .collect();
+        for id in late {
+            let Some(sequence) = self.sequences.get(&id) else { continue };
+            let keys: Vec<ChunkKey> = sequence
+                .pages
+                .iter()
+                .filter_map(|p| match p.owner {
+                    Owner::Shared(key) => Some(key),
+                    Owner::Private { .. } | Owner::Lost => None,
+                })
+                .collect();
+            for key in keys {
+                let device = self.directory.get(&key).map(ChunkEntry::device);
+                if matches!(device, Some(OnDevice::Loading { .. })) {
+                    self.abandon_load(&key, now);
+                }
+            }
+        }
+    }
+
+    fn abandon_load(&mut self, key: &ChunkKey, now: Duration) {
+        let late = self.moves.iter().find_map(|(id, m)| match m.kind {
+            CommandKind::Load { from, block } if m.key == *key && !self.orphans.contains_key(id) => Some((*id, from, block)),
+            _ => None,
+        });
+        let (move_id, from, block) = late.expect("a loading chunk has a load in flight");
+        self.entry_mut(key).abandon_load();
+        self.orphans.insert(move_id, block);
+        let waiters = self.waiters.remove(key).unwrap_or_default();
+        self.turn_into_holes(key, from, &waiters, None, now);
+        self.reindex(key);
+    }
+
+    /// Is there anything the eviction actor could improve? Cheap: asked after every message.
+    pub fn needs_eviction(&self) -> bool {
+        let ahead = (self.pool.num_total() as f64 * self.config.swap_out_below).ceil() as usize;
+        let short = self.available() + self.becoming_clean() < ahead.max(self.wanted);
+        let tier_is_short = |tier: &TierState| tier.only.len() > 0 && tier.used - tier.leaving > tier.spec.capacity * 3 / 4;
+        short && self.dirty.len() > 0 || self.tiers.iter().any(tier_is_short)
+    }
+
+    fn becoming_clean(&self) -> usize {
+        self.moves.values().filter(|m| matches!(m.kind, CommandKind::SwapOut { .. })).count()
+    }
+
+    /// What the eviction actor decides by.
+    pub fn pressure(&self) -> Pressure {
+        let tiers = self.tiers.iter().enumerate().map(|(index, tier)| {
+            let credits = self.config.moves_in_flight.saturating_sub(tier.moves_in_flight).min(CANDIDATES);
+            let lower_has = |e: &ChunkEntry| (index + 1..self.tiers.len()).any(|t| matches!(e.in_tier(TierIndex(t)), InTier::Present));
+            TierPressure {
+                durable: tier.spec.durable,
+                accepts: tier.accepts && credits > 0,
+                capacity: tier.spec.capacity,
+                used: tier.used,
+                leaving: tier.leaving,
+                mirrors: self.candidates(tier.mirrors.latest(credits), lower_has),
+                victims: self.candidates(tier.only.victims(credits, self.now), lower_has),
+            }
+        });
+        Pressure {
+            total_blocks: self.pool.num_total(),
+            available: self.available(),
+            wanted: self.wanted,
+            becoming_clean: self.becoming_clean(),
+            dirty: self.candidates(self.dirty.victims(CANDIDATES, self.now), |_| false),
+            tiers: tiers.collect(),
+            swap_out_below: self.config.swap_out_below,
+        }
+    }
+
+    fn candidates(&self, keys: Vec<ChunkKey>, backed: impl Fn(&ChunkEntry) -> bool) -> Vec<Candidate> {
+        let candidate = |key: ChunkKey| {
+            let entry = self.directory.get(&key).expect("an indexed chunk has an entry");
+            Candidate {
+                key,
+                generation: entry.generation,
+                durable: entry.durable,
+                last_activity: entry.last_activity,
+                backed: backed(entry),
+            }
+        };
+        keys.into_iter().map(candidate).collect()
+    }
+
+    /// Carries out what is still possible of the eviction actor's proposals; the others are stale and only counted.
+    /// Returns how many were.
+    pub fn accept(&mut self, proposals: &[Proposal]) -> usize {
+        let accepted = proposals.iter().filter(|p| self.accept_one(**p)).count();
+        self.counters.proposals_refused += (proposals.len() - accepted) as u64;
+        accepted
+    }
+
+    fn accept_one(&mut self, proposal: Proposal) -> bool {
+        let (key, generation) = match proposal {
+            Proposal::SwapOut { key, generation, .. }
+            | Proposal::Spill { key, generation, .. }
+            | Proposal::Remove { key, generation, .. }
+            | Proposal::Drop { key, generation } => (key, generation),
+        };
+        let Some(entry) = self.directory.get_mut(&key).filter(|e| e.generation == generation) else { return false };
+        let position = entry.position;
+        match proposal {
+            Proposal::SwapOut { to, .. } => {
+                if !entry.is_evictable() || entry.tail.is_some() || entry.in_tier(to) != InTier::Absent {
+                    return false;
+                }
+                let block = entry.begin_swap_out(to);
+                self.tiers[to.0].used += 1;
+                self.issue(key, position, CommandKind::SwapOut { block, to });
+            }
+            Proposal::Spill { from, to, .. } => {
+                if !entry.is_tier_idle(from) || entry.in_tier(to) != InTier::Absent {
+                    return false;
+                }
+                entry.begin_spill(from, to);
+                self.tiers[to.0].used += 1;
+                self.issue(key, position, CommandKind::Spill { from, to });
+            }
+            Proposal::Remove { from, .. } => {
+                if !entry.is_tier_idle(from) {
+                    return false;
+                }
+                let was_last = entry.device() == OnDevice::Absent && self.num_copies(&key) == 1;
+                self.counters.chunks_dropped += u64::from(was_last);
+                self.begin_remove(&key, from);
+            }
+            Proposal::Drop { .. } => {
+                if !entry.is_evictable() || entry.is_backed() {
+                    return false;
+                }
+                self.counters.chunks_dropped += 1;
+                let block = self.take_evictable(&key);
+                self.pool.free(block);
+            }
+        }
+        self.reindex(&key);
+        true
+    }
+
+    fn num_copies(&self, key: &ChunkKey) -> usize {
+        let entry = self.directory.get(key);
+        let present = |e: &ChunkEntry| (0..self.tiers.len()).filter(|t| e.in_tier(TierIndex(*t)) == InTier::Present).count();
+        entry.map_or(0, present)
+    }
+
+    fn begin_remove(&mut self, key: &ChunkKey, from: TierIndex) {
+        let entry = self.entry_mut(key);
+        entry.begin_remove(from);
+        let position = entry.position;
+        self.tiers[from.0].leaving += 1;
+        self.issue(*key, position, CommandKind::Remove { from });
+    }
+
+    /// A durable tier's chunks of an earlier run, least recently active first.
+    pub fn recover(&mut self, tier: TierIndex, chunks: &[(ChunkKey, u32, Duration)]) {
+        let num_tiers = self.tiers.len();
+        for &(key, position, last_activity) in chunks {
+            if self.directory.get(&key).is_none() {
+                // The parent's key is only needed for tails, which no tier holds.
+                self.directory.insert(key, ChunkEntry::new(key, position, num_tiers, last_activity));
+            }
+            let entry = self.entry_mut(&key);
+            entry.durable = true;
+            entry.recover(tier);
+            self.tiers[tier.0].used += 1;
+            self.reindex(&key);
+        }
+    }
+
+    /// A tier's own word on itself: whether it takes chunks, and how many fit in what its files leave.
+    pub fn tier_reported(&mut self, tier: TierIndex, accepts: bool, capacity: usize) {
+        let state = &mut self.tiers[tier.0];
+        state.accepts = accepts;
+        state.spec.capacity = capacity;
+    }
+
+    /// Puts a chunk into exactly the indexes that its state calls for.
+    pub(super) fn reindex(&mut self, key: &ChunkKey) {
+        let Some(entry) = self.directory.get(key) else { return };
+        self.clean.set(key, entry, entry.is_clean());
+        self.dirty.set(key, entry, entry.is_evictable() && !entry.is_clean());
+        let on_device = entry.device() != OnDevice::Absent;
+        for (index, tier) in self.tiers.iter_mut().enumerate() {
+            let idle = entry.is_tier_idle(TierIndex(index));
+            let mirrored = on_device && !tier.spec.durable;
+            tier.only.set(key, entry, idle && !mirrored);
+            tier.mirrors.set(key, entry, idle && mirrored);
+        }
+        self.directory.forget_if_gone(key);
+    }
+
+    fn entry_mut(&mut self, key: &ChunkKey) -> &mut ChunkEntry {
+        self.directory.get_mut(key).expect("a chunk that moves has an entry")
+    }
+}
+
+/// The tiers whose credits a command holds.
+fn tiers_of(kind: CommandKind) -> Vec<TierIndex> {
+    match kind {
+        CommandKind::Load { from, .. } | CommandKind::Remove { from } => vec![from],
+        CommandKind::SwapOut { to, .. } => vec![to],
+        CommandKind::Spill { from, to } => vec![from, to],
+    }
+}

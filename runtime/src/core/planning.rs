@@ -1,0 +1,299 @@
+//! Filling a step: admission, decode rows, then prompts and holes within the token budget.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use keepsake_kernels::{BlockId, Entry};
+
+use super::admission::{self, AdmissionPlan, Source};
+use super::command::CommandKind;
+use super::plan::{RowInput, Sample, SamplerStart, StepId, StepPlan};
+use super::request::{SequenceId, SequenceUsage};
+use super::scheduler::{InFlight, Scheduler};
+use super::sequence::{Owner, Page};
+
+impl Scheduler {
+    /// The next step, or `None` when there is nothing to compute now or enough steps are in flight.
+    pub fn plan(&mut self, now: Duration) -> Option<StepPlan> {
+        if self.in_flight.len() >= self.config.steps_in_flight {
+            return None;
+        }
+        self.now = now;
+        self.wanted = 0;
+        self.give_up_late_loads(now);
+        self.admit_waiting(now);
+        let mut step = Builder::new(StepId(self.next_step), self.config.step_tokens);
+        self.add_decode_rows(&mut step, now);
+        self.add_prompt_rows(&mut step);
+        if step.plan.num_rows() == 0 {
+            return None;
+        }
+        self.next_step += 1;
+        self.counters.num_steps += 1;
+        step.plan.ends = std::mem::take(&mut self.ends);
+        for (id, _) in &step.rows {
+            self.sequence_mut(*id).num_steps += 1;
+        }
+        self.in_flight.push_back(InFlight { id: step.plan.id, rows: step.rows });
+        Some(step.plan)
+    }
+
+    fn admit_waiting(&mut self, now: Duration) {
+        while let Some(&id) = self.waiting.front() {
+            if self.running.len() >= self.config.max_running {
+                return;
+            }
+            let chunk_tokens = self.config.chunk_tokens;
+            let sequence = self.sequences.get_mut(&id).expect("a waiting sequence exists");
+            let plan = admission::plan(sequence, &self.directory, chunk_tokens);
+            let usable = self.available().saturating_sub(plan.num_own_clean);
+            let reserve = if self.running.is_empty() { 0 } else { self.reserved_blocks() };
+            if plan.num_blocks + reserve > usable {
+                self.wanted = self.wanted.max(plan.num_blocks + reserve + plan.num_own_clean);
+                return;
+            }
+            if !self.has_load_credit(&plan) {
+                return;
+            }
+            self.waiting.pop_front();
+            self.admit(id, plan, now);
+        }
+    }
+
+    fn reserved_blocks(&self) -> usize {
+        (self.pool.num_total() as f64 * self.config.reserve).ceil() as usize
+    }
+
+    /// Loads are bounded by credits; a sequence with more loads than that starts when the tier is quiet.
+    fn has_load_credit(&self, plan: &AdmissionPlan) -> bool {
+        self.tiers.iter().enumerate().all(|(index, tier)| {
+            let loads = plan.sources.iter().filter(|s| matches!(s, Source::Load(_, t) if t.0 == index)).count();
+            loads == 0 || tier.moves_in_flight + loads <= self.config.moves_in_flight.max(loads)
+        })
+    }
+
+    fn admit(&mut self, id: SequenceId, plan: AdmissionPlan, now: Duration) {
+        let chunk_tokens = self.config.chunk_tokens;
+        // Shared chunks first: once they are in use, taking blocks cannot evict them.
+        for source in &plan.sources {
+            if let Source::Device(key) = *source {
+                self.acquire(&key, now);
+            }
+        }
+        let mut usage = SequenceUsage { loaded: vec![0; self.tiers.len()], ..SequenceUsage::default() };
+        let (len, num_past) = {
+            let sequence = self.sequence(id);
+            (sequence.tokens.len(), if sequence.admitted_before { usize::MAX } else { sequence.request.num_past })
+        };
+        let mut pages = Vec::with_capacity(plan.sources.len());
+        for (index, source) in plan.sources.iter().enumerate() {
+            let range = index * chunk_tokens..((index + 1) * chunk_tokens).min(len);
+            pages.push(match *source {
+                Source::Device(key) => {
+                    let (block, loading_from) = self.device_block(&key);
+                    match loading_from {
+                        None => usage.device += range.len(),
+                        Some(tier) => {
+                            usage.loaded[tier.0] += range.len();
+                            self.wait_for_load(id, key);
+                        }
+                    }
+                    Page { block, owner: Owner::Shared(key) }
+                }
+                Source::Load(key, tier) => {
+                    usage.loaded[tier.0] += range.len();
+                    let block = self.start_load(id, key, tier, now);
+                    Page { block, owner: Owner::Shared(key) }
+                }
+                Source::Tail(key, rows) => {
+                    // The last token is computed again even when its row is there: its logits are wanted.
+                    let rows = rows.min(range.len() - 1);
+                    usage.device += rows;
+                    let compute = range.start + rows..range.end;
+                    count_computed(&mut usage, compute.clone(), num_past);
+                    self.sequence_mut(id).holes.push(compute);
+                    Page { block: self.take_evictable(&key), owner: Owner::Private { rows } }
+                }
+                Source::Hole => {
+                    count_computed(&mut usage, range.clone(), num_past);
+                    self.sequence_mut(id).holes.push(range);
+                    let block = self.take_block().expect("admission counted the blocks");
+                    Page { block, owner: Owner::Private { rows: 0 } }
+                }
+            });
+        }
+        let deadline = now + self.config.load_timeout;
+        let sequence = self.sequence_mut(id);
+        usage.queued = now.saturating_sub(sequence.arrived);
+        sequence.pages = pages;
+        sequence.load_deadline = deadline;
+        sequence.admission = Some(usage);
+        self.running.push(id);
+        self.running.sort_unstable_by_key(|id| self.sequences[id].arrival_order());
+    }
+
+    fn add_decode_rows(&mut self, step: &mut Builder, now: Duration) {
+        let ids: Vec<_> = self.running.clone();
+        for id in ids {
+            // A suspension in this loop may have taken it out.
+            if step.budget == 0 || !self.sequences.get(&id).is_some_and(|s| s.can_decode()) || !self.running.contains(&id) {
+                continue;
+            }
+            let position = self.sequence(id).planned_len() - 1;
+            if !self.has_page(id, position, now) {
+                continue;
+            }
+            let sequence = self.sequence(id);
+            let input = match sequence.tokens.get(position) {
+                Some(&token) => RowInput::Token(token),
+                None => RowInput::Sampled(id),
+            };
+            let pages = &sequence.pages;
+            let table = step.add_table(pages);
+            step.add_rows(id, position..position + 1, |_| input, pages, table, self.config.chunk_tokens);
+            step.add_sample(id, position + 1);
+            self.sequence_mut(id).num_pending += 1;
+        }
+    }
+
+    /// Makes sure that `position` has a slot; suspends the latest arrival when nothing else can give a block.
+    fn has_page(&mut self, id: SequenceId, position: usize, now: Duration) -> bool {
+        if position / self.config.chunk_tokens < self.sequence(id).pages.len() {
+            return true;
+        }
+        loop {
+            if let Some(block) = self.take_block() {
+                self.sequence_mut(id).pages.push(Page { block, owner: Owner::Private { rows: 0 } });
+                return true;
+            }
+            self.wanted = self.wanted.max(1);
+            let relief_is_coming = self.dirty.len() > 0 || self.moves.values().any(|m| matches!(m.kind, CommandKind::SwapOut { .. }));
+            if relief_is_coming {
+                return false;
+            }
+            let latest = self.running.iter().rev().copied().find(|id| {
+                let sequence = &self.sequences[id];
+                sequence.num_steps == 0 && sequence.num_pending == 0
+            });
+            let Some(latest) = latest else { return false };
+            self.suspend(latest, now);
+            if latest == id {
+                return false;
+            }
+        }
+    }
+
+    /// Gives a sequence's blocks up and puts it back at the queue's head; it goes on from its tokens later.
+    pub(super) fn suspend(&mut self, id: SequenceId, now: Duration) {
+        self.counters.num_suspensions += 1;
+        self.release_pages(id, now);
+        self.running.retain(|r| *r != id);
+        self.waiting.push_front(id);
+        let sequence = self.sequence_mut(id);
+        sequence.admitted_before |= sequence.num_sampled > 0;
+    }
+
+    fn add_prompt_rows(&mut self, step: &mut Builder) {
+        for id in self.running.clone() {
+            if !self.sequence(id).can_prefill() {
+                continue;
+            }
+            let mut table = None;
+            while step.budget > 0 {
+                let Some(range) = self.sequence_mut(id).holes.take(step.budget) else { break };
+                let sequence = self.sequence(id);
+                let table = *table.get_or_insert_with(|| step.add_table(&sequence.pages));
+                let input = |position: usize| RowInput::Token(sequence.tokens[position]);
+                step.add_rows(id, range, input, &sequence.pages, table, self.config.chunk_tokens);
+            }
+            let sequence = self.sequence_mut(id);
+            if table.is_none() {
+                return;
+            }
+            if sequence.holes.is_empty() {
+                let len = sequence.tokens.len();
+                sequence.num_pending += 1;
+                let start = (sequence.num_sampled == 0).then(|| SamplerStart {
+                    sequence: id,
+                    params: sequence.request.sampling.clone(),
+                    prompt: sequence.prompt(),
+                });
+                step.add_sample(id, len);
+                step.plan.starts.extend(start);
+            }
+        }
+    }
+}
+
+fn count_computed(usage: &mut SequenceUsage, range: Range<usize>, num_past: usize) {
+    let past = range.end.min(num_past).saturating_sub(range.start);
+    usage.recomputed += past;
+    usage.new += range.len() - past;
+}
+
+/// A step while it is being filled.
+struct Builder {
+    plan: StepPlan,
+    rows: Vec<(SequenceId, Range<usize>)>,
+    budget: usize,
+}
+
+impl Builder {
+    fn new(id: StepId, budget: usize) -> Self {
+        let plan = StepPlan {
+            id,
+            inputs: Vec::new(),
+            positions: Vec::new(),
+            slots: Vec::new(),
+            entries: Vec::new(),
+            block_table: Vec::new(),
+            samples: Vec::new(),
+            starts: Vec::new(),
+            ends: Vec::new(),
+        };
+        Self { plan, rows: Vec::new(), budget }
+    }
+
+    /// Appends a sequence's page table; returns where it starts.
+    fn add_table(&mut self, pages: &[Page]) -> u32 {
+        let start = self.plan.block_table.len() as u32;
+        self.plan.block_table.extend(pages.iter().map(|p| p.block));
+        start
+    }
+
+    fn add_rows(
+        &mut self,
+        id: SequenceId,
+        range: Range<usize>,
+        input: impl Fn(usize) -> RowInput,
+        pages: &[Page],
+        table: u32,
+        chunk_tokens: usize,
+    ) {
+        let first_row = self.plan.inputs.len() as u32;
+        for position in range.clone() {
+            let BlockId(block) = pages[position / chunk_tokens].block;
+            self.plan.inputs.push(input(position));
+            self.plan.positions.push(position as u32);
+            self.plan.slots.push(block * chunk_tokens as u32 + (position % chunk_tokens) as u32);
+        }
+        self.plan.entries.push(Entry {
+            first_row,
+            num_rows: range.len() as u32,
+            first_position: range.start as u32,
+            first_block: table,
+            num_blocks: range.end.div_ceil(chunk_tokens) as u32,
+        });
+        self.budget -= range.len();
+        match self.rows.last_mut() {
+            Some((last, rows)) if *last == id && rows.end == range.start => rows.end = range.end,
+            _ => self.rows.push((id, range)),
+        }
+    }
+
+    /// The row added last is sampled.
+    fn add_sample(&mut self, sequence: SequenceId, position: usize) {
+        let row = self.plan.inputs.len() as u32 - 1;
+        self.plan.samples.push(Sample { row, sequence, position: position as u32 });
+    }
+}

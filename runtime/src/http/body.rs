@@ -1,0 +1,52 @@
+//! The request body as an extractor: read up to the limit, then parsed as a JSON object.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use actix_web::dev::Payload;
+use actix_web::http::header;
+use actix_web::web::{Bytes, BytesMut};
+use actix_web::{FromRequest, HttpRequest};
+use futures_util::StreamExt;
+
+use super::error::ApiError;
+use super::fields::Fields;
+use super::Http;
+
+/// A POST's decoded body.
+pub(crate) struct Body(pub(crate) Fields);
+
+impl FromRequest for Body {
+    type Error = ApiError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self, ApiError>>>>;
+
+    fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
+        let limit = Http::of(request).settings.max_body;
+        let declared = request
+            .headers()
+            .get(header::CONTENT_LENGTH)
+            .and_then(|value| value.to_str().ok()?.parse().ok());
+        let payload = payload.take();
+        Box::pin(async move {
+            let bytes = read(payload, declared.unwrap_or(0), limit).await?;
+            Fields::parse(&bytes).map(Body)
+        })
+    }
+}
+
+async fn read(mut payload: Payload, declared: usize, limit: usize) -> Result<Bytes, ApiError> {
+    if declared > limit {
+        return Err(ApiError::body_too_large(limit));
+    }
+    // The declared length is the client's word: grow with what really comes.
+    let mut body = BytesMut::with_capacity(declared.min(64 * 1024));
+    while let Some(chunk) = payload.next().await {
+        let chunk = chunk
+            .map_err(|error| ApiError::bad_json(format!("the body could not be read: {error}")))?;
+        if body.len() + chunk.len() > limit {
+            return Err(ApiError::body_too_large(limit));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body.freeze())
+}
