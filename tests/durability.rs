@@ -13,10 +13,14 @@ const NUM_TALKS: usize = 5;
 /// Streams as long as the context allows, for the kill to break.
 const NUM_LONG_STREAMS: usize = 2;
 
-/// What conversation `name` says in its turn `turn`: the same in every run.
+/// What conversation `name` says in its turn `turn`: the same in every run. Even ones are greedy.
 fn ask(name: usize, turn: usize) -> Ask {
     let mut random = words::seeded((name * 100 + turn) as u64);
-    Ask::new(&format!("{}, turn {turn}: {}", words::canary(name), words::plain(&mut random, 5))).max(10)
+    let ask = Ask::new(&format!("{}, turn {turn}: {}", words::canary(name), words::plain(&mut random, 5))).max(10);
+    match name % 2 {
+        0 => ask,
+        _ => ask.sampled(turn),
+    }
 }
 
 /// A conversation as far as its client knows it.
@@ -206,5 +210,34 @@ fn sigterm_finishes_streams_and_keeps_state() {
     let two = Ask::new("And the second?").after(&one.id).max(8).send(&undisturbed.client);
     assert_eq!(Ask::new("And the third word?").after(&two.id).max(8).send(&undisturbed.client).text, reply.text);
     undisturbed.finish();
+    server.finish();
+}
+
+/// K/V and turns belong to the weights that made them, not to a name or a folder.
+#[test]
+fn another_models_state_is_refused_and_its_cache_unused() {
+    let spilling = |dummy: &str| {
+        let settings = Settings::tiers(ModelKind::Tiny, 64, 0, 400).set("scheduler", "swap_out_below", "1.0");
+        settings.set("model", "name", "\"the-same-name\"").set("model", "dummy", dummy)
+    };
+    let server = Server::start(spilling("\"tiny\""));
+    let first = ask(1, 0).send(&server.client);
+    wait_until("chunks are on disk", Duration::from_secs(30), || server.metrics().tier("chunks", "rocks") > 0);
+    let mut stopped = server.finish();
+
+    stopped.settings = spilling("\"tiny:bf16\"");
+    let server = stopped.start();
+    let answer = server.client.post("/v1/responses", &ask(1, 1).after(&first.id).body());
+    assert_eq!((answer.status, answer.refusal().as_str()), (409, "conflict"));
+    let other = ask(1, 0).send(&server.client);
+    assert_eq!(other.usage.cached, 0, "the same prompt, but other weights");
+    assert_ne!(other.text, first.text);
+    let mut stopped = server.finish();
+
+    stopped.settings = spilling("\"tiny\"");
+    let server = stopped.start();
+    let again = ask(1, 0).send(&server.client);
+    assert_eq!(again.text, first.text);
+    ask(1, 1).after(&first.id).send(&server.client);
     server.finish();
 }

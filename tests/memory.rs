@@ -6,10 +6,10 @@ use std::thread;
 use keepsake_tests::{words, Ask, ModelKind, Server, Settings};
 
 /// Turns before anything is compared: caches, pools and session tables fill up first.
-const WARM: usize = 1500;
-const COUNTED: usize = 3000;
+const WARM: usize = 3000;
+const COUNTED: usize = 6000;
 /// More than a response may leave behind for good.
-const BYTES_A_RESPONSE: f64 = 2048.0;
+const BYTES_A_RESPONSE: f64 = 1024.0;
 
 /// Thousands of small conversations, each stored and never spoken of again.
 #[test]

@@ -31,7 +31,7 @@ pub use model::{DeviceConfig, DeviceKind, ModelConfig};
 pub use paths::{cache_dir, data_dir};
 pub use scheduler::SchedulerConfig;
 pub use server::ServerConfig;
-pub use sessions::{LogFormat, Reasoning, Secret, SessionsConfig, TelemetryConfig, TenantConfig};
+pub use sessions::{LogFormat, Secret, SessionsConfig, TelemetryConfig, TenantConfig};
 pub use tiers::{RocksOptions, TierConfig};
 
 /// The defaults as a commented file, what `keepsake config default` prints.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::check::{duration_in, not_empty, number_in};
-use crate::units::{self, MAX_DURATION};
+use crate::check::{duration_in, not_empty};
+use crate::units;
 use crate::ConfigError;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,46 +16,18 @@ pub struct SessionsConfig {
     /// A session without requests for this long leaves memory; its turns stay on disk. Default `10m`, 1s to 30 days.
     #[serde(with = "units::duration")]
     pub idle_after: Duration,
-    /// Stored turns of a conversation without requests for this long are deleted. Default `30days`, 1s to 100 years.
-    #[serde(with = "units::duration")]
-    pub ttl: Duration,
-    /// Stored turns of one tenant; past it the oldest conversations are deleted. Default 100000, 1 to 100000000.
-    pub max_turns_per_tenant: usize,
-    /// `"keep"` leaves reasoning text in the conversation; `"strip"` forks it at the turn's end. Default `"keep"`.
-    pub reasoning: Reasoning,
-}
-
-/// What happens to a reply's reasoning text in later turns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Reasoning {
-    #[default]
-    Keep,
-    Strip,
 }
 
 impl Default for SessionsConfig {
     fn default() -> Self {
-        Self {
-            idle_after: Duration::from_secs(10 * 60),
-            ttl: Duration::from_secs(30 * 24 * 3600),
-            max_turns_per_tenant: 100_000,
-            reasoning: Reasoning::Keep,
-        }
+        Self { idle_after: Duration::from_secs(10 * 60) }
     }
 }
 
 impl SessionsConfig {
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         let (second, month) = (Duration::from_secs(1), Duration::from_secs(30 * 24 * 3600));
-        duration_in("sessions.idle_after", self.idle_after, second, month)?;
-        duration_in("sessions.ttl", self.ttl, second, MAX_DURATION)?;
-        number_in(
-            "sessions.max_turns_per_tenant",
-            self.max_turns_per_tenant,
-            1,
-            100_000_000,
-        )
+        duration_in("sessions.idle_after", self.idle_after, second, month)
     }
 }
 

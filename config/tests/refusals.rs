@@ -146,7 +146,7 @@ fn ranges() {
         ("[server]\nmax_queued = 0", "server.max_queued = 0: must be 1 to 100000"),
         ("[server]\nmax_body = \"0 B\"", "server.max_body = \"0 B\": must be 1 KiB to 1 GiB"),
         ("[server]\nkeep_alive_ping = \"0s\"", "server.keep_alive_ping = \"0ms\": must be 100ms to 1h"),
-        ("[sessions]\nttl = \"1000y\"", "sessions.ttl = \"365250days\": must be 1s to 36500days"),
+        ("[sessions]\nidle_after = \"1000y\"", "sessions.idle_after = \"365250days\": must be 1s to 30days"),
         ("[scheduler]\nchunk_tokens = 0", "scheduler.chunk_tokens = 0: must be 8 to 256"),
         ("[scheduler]\nchunk_tokens = 33", "scheduler.chunk_tokens = 33: not a power of two"),
         ("[scheduler]\nchunk_tokens = 512", "scheduler.chunk_tokens = 512: must be 8 to 256"),

@@ -6,7 +6,7 @@ use keepsake_kernels::ops::{self, Accumulate};
 use keepsake_kernels::{Activations, Buffer, DType, Device, Isa};
 use support::{best_of, threads, weights};
 
-const ROWS: [usize; 6] = [1, 4, 8, 16, 32, 512];
+const ROWS: [usize; 8] = [1, 4, 8, 16, 32, 64, 128, 512];
 
 /// All shapes, or the one that the environment variable `SHAPE` counts (from 0); `ROWS` picks one number of rows.
 fn shapes<const N: usize>(all: [(DType, usize, usize); N]) -> Vec<(DType, usize, usize)> {

@@ -15,6 +15,8 @@ use keepsake_tiers::{
     BlockPool, DeviceTier, KeyScope, MoverConfig, MoverPool, Registry, Tier, TierContext, TurnStore, TurnStoreConfig,
 };
 
+use tempfile::TempDir;
+
 use crate::actors::eviction::EvictionActor;
 use crate::actors::gpu_worker::{self, GpuWorkerActor};
 use crate::actors::scheduler::{Connect, SchedulerActor, Wiring};
@@ -68,6 +70,8 @@ pub struct Engine {
     tiers: Vec<Arc<dyn Tier>>,
     mover: Arc<MoverPool>,
     store: Arc<TurnStore>,
+    /// Removed with the engine.
+    _turns_folder: Option<TempDir>,
 }
 
 impl Engine {
@@ -81,7 +85,7 @@ impl Engine {
             device = device.describe(),
             "model loaded"
         );
-        if !model.chat.is_prefix_stable() {
+        if !model.chat.can_append() {
             tracing::warn!("the chat template changes what it rendered before: every turn renders its conversation anew");
         }
         Self::start_with(config, model, device)
@@ -104,7 +108,8 @@ impl Engine {
             backend: "cpu".to_owned(),
             numeric_version: device.numeric_version(),
         };
-        let store = Arc::new(TurnStore::open(turn_store_config(config)?)?);
+        let (store, turns_folder) = open_turn_store(config)?;
+        let store = Arc::new(store);
         let device_tier = Arc::new(DeviceTier::new(config.tiers[0].name(), Arc::clone(&pool), Arc::clone(&blocks))?);
         let tiers = open_tiers(config, &scope, (&pool, &blocks))?;
         let max_moves = num_blocks + 2 * MOVES_IN_FLIGHT;
@@ -175,6 +180,7 @@ impl Engine {
             model,
             scheduler: scheduler.clone(),
             store: store_actor,
+            turn_store: Arc::clone(&store),
             live: DashMap::new(),
             num_sessions: AtomicU64::new(0),
             next_sequence: AtomicU64::new(0),
@@ -187,7 +193,7 @@ impl Engine {
         });
         let observed = Observed { worker, eviction, tiers: tier_actors };
         let gateway = Gateway::new(session_parts, card, vec![session_arbiter.handle()], num_permits, observed);
-        Ok(Self { gateway, scheduler, arbiters, tiers, mover, store })
+        Ok(Self { gateway, scheduler, arbiters, tiers, mover, store, _turns_folder: turns_folder })
     }
 
     /// Waits for running turns until the deadline.
@@ -251,17 +257,22 @@ fn load_model(config: &Config, device: &Device) -> anyhow::Result<Model> {
     Ok(model)
 }
 
-/// Token logs live beside the first rocks tier, or in the data folder when there is none.
-fn turn_store_config(config: &Config) -> anyhow::Result<TurnStoreConfig> {
+/// Token logs live beside the first rocks tier. Without one they live in a temporary folder, for as long as the process.
+fn open_turn_store(config: &Config) -> anyhow::Result<(TurnStore, Option<TempDir>)> {
     let rocks = config.tiers.iter().enumerate().find(|(_, tier)| tier.kind == RocksOptions::KIND);
-    Ok(match rocks {
-        Some((index, tier)) => TurnStoreConfig::from_tier(tier, &format!("tiers[{index}]"))?,
-        None => TurnStoreConfig {
-            path: keepsake_config::data_dir().join("turns"),
-            capacity_bytes: RocksOptions::default().turns_capacity.as_u64(),
-            ttl: config.sessions.ttl,
-        },
-    })
+    if let Some((index, tier)) = rocks {
+        let config = TurnStoreConfig::from_tier(tier, &format!("tiers[{index}]"))?;
+        return Ok((TurnStore::open(config)?, None));
+    }
+    let folder = tempfile::Builder::new().prefix("keepsake-turns-").tempdir()?;
+    let options = RocksOptions::default();
+    let config = TurnStoreConfig {
+        path: folder.path().join("turns"),
+        capacity_bytes: options.turns_capacity.as_u64(),
+        ttl: options.turn_ttl,
+    };
+    tracing::info!("no rocks tier: turns end with this process");
+    Ok((TurnStore::open(config)?, Some(folder)))
 }
 
 fn open_tiers(config: &Config, scope: &KeyScope, device: (&Arc<KvPool>, &Arc<BlockPool>)) -> anyhow::Result<Vec<Arc<dyn Tier>>> {

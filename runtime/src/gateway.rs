@@ -82,6 +82,9 @@ impl Gateway {
         if !self.is_ready() {
             return Err(TurnError::ShuttingDown);
         }
+        if turn.store {
+            inner.parts.check_store()?;
+        }
         let permit = Arc::clone(&inner.permits).try_acquire_owned().map_err(|_| {
             inner.parts.metrics.queue_rejections.inc();
             TurnError::Overloaded { retry_after: inner.parts.queue_retry_after }

@@ -21,7 +21,7 @@ pub mod words;
 pub use client::{Answer, Client};
 pub use log::Log;
 pub use metrics::Metrics;
-pub use process::{Server, Stopped};
+pub use process::{run_to_end, Server, Stopped};
 pub use settings::{ModelKind, Settings, CHUNK_TOKENS};
 pub use sse::{Event, Events};
 pub use turns::{Ask, Chat, Complete, Reply, ReplyStream, Usage};

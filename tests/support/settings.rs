@@ -121,8 +121,8 @@ impl Settings {
         telemetry.entry("format").or_insert_with(|| quoted("json"));
         let model = sections.entry("model").or_default();
         match self.model {
-            ModelKind::Demo => model.insert("path", quoted(&demo_model().to_string_lossy())),
-            ModelKind::Tiny => model.insert("dummy", quoted("tiny")),
+            ModelKind::Demo => model.entry("path").or_insert_with(|| quoted(&demo_model().to_string_lossy())),
+            ModelKind::Tiny => model.entry("dummy").or_insert_with(|| quoted("tiny")),
         };
         let mut toml = String::new();
         for (section, keys) in &sections {

@@ -1,5 +1,5 @@
-//! One turn over each of the three generating endpoints. Everything is greedy unless a field says otherwise, so equal prompts must
-//! give equal replies.
+//! One turn over each of the three generating endpoints. Everything is greedy unless a field says otherwise, so equal
+//! prompts must give equal replies.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -109,6 +109,12 @@ impl Ask {
 
     pub fn max(self, tokens: usize) -> Self {
         self.with("max_output_tokens", json!(tokens))
+    }
+
+    /// Random, but the same at each call. Generated weights say the same few tokens over and over when they are greedy; so
+    /// drawn, every token depends on each one before it.
+    pub fn sampled(self, seed: usize) -> Self {
+        self.with("temperature", json!(1)).with("seed", json!(seed))
     }
 
     pub fn with(mut self, field: &str, value: Value) -> Self {

@@ -1,5 +1,6 @@
 //! The same tests for every backend and every decorator, and random operations against the oracle.
 
+#[allow(dead_code, reason = "its constructor is tested through the registry")]
 #[path = "../examples/plain_files/tier.rs"]
 mod plain_files;
 mod support;

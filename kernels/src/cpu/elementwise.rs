@@ -50,9 +50,12 @@ impl Kernel for SiluMul {
         unsafe {
             while i < self.share.end {
                 let len = LANES.min(self.share.end - i);
-                let gate = S::load_part(self.gate.add(i), len);
-                let up = S::load_part(self.up.add(i), len);
-                silu_times(gate, up).store_part(self.out.add(i), len);
+                if len == LANES {
+                    silu_times(S::load(self.gate.add(i)), S::load(self.up.add(i))).store(self.out.add(i));
+                } else {
+                    let gate = S::load_part(self.gate.add(i), len);
+                    silu_times(gate, S::load_part(self.up.add(i), len)).store_part(self.out.add(i), len);
+                }
                 i += len;
             }
         }

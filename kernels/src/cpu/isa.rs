@@ -1,4 +1,4 @@
-//! Instruction sets, chosen at run time. Quantised and float products have the same bits under all of them.
+//! Instruction sets, chosen at run time. All but the reference give the same bits.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -47,8 +47,7 @@ impl Isa {
     pub(crate) fn numeric_class(self) -> &'static str {
         match self {
             Isa::Reference => "reference",
-            Isa::Portable | Isa::Avx2 | Isa::Avx512 => "exact",
-            Isa::Amx => "exact-amx",
+            Isa::Portable | Isa::Avx2 | Isa::Avx512 | Isa::Amx => "exact",
         }
     }
 }

@@ -79,7 +79,12 @@ unsafe fn load_row<S: Simd>(source: Source, row: usize, k: usize, to: *mut f32) 
                     } else {
                         (S::load_part(gate.add(at + i), len), S::load_part(up.add(at + i), len))
                     };
-                    silu_times(gate, up).store_part(to.add(i), len);
+                    let product = silu_times(gate, up);
+                    if len == LANES {
+                        product.store(to.add(i));
+                    } else {
+                        product.store_part(to.add(i), len);
+                    }
                 }
             }
         }
@@ -92,7 +97,6 @@ unsafe fn load_row<S: Simd>(source: Source, row: usize, k: usize, to: *mut f32) 
 /// As [`Simd`]; the activations have this row, which is the caller's alone.
 #[inline(always)]
 unsafe fn quantise_row<S: Simd>(x: &[f32], row: usize, k: usize, into: &Activations, tiles: bool) {
-    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it leaves the rounded integer in the low 16 bits
     // SAFETY: indices stay below k padded to tiles, which `x` and the row's place in the activations hold.
     unsafe {
         let mut max = S::splat(0.0);
@@ -112,38 +116,33 @@ unsafe fn quantise_row<S: Simd>(x: &[f32], row: usize, k: usize, into: &Activati
         let k_tiles = k.div_ceil(TILE_K);
         for tile in 0..k_tiles {
             let mut integers = [0i16; TILE_K];
-            for i in (0..TILE_K).step_by(LANES) {
-                let v = S::load(x.as_ptr().add(tile * TILE_K + i));
-                let v = if usable { v } else { S::splat(0.0) };
-                let bits = v.mul(inverse).add(S::splat(ROUND)).to_array();
-                for j in 0..LANES {
-                    integers[i + j] = bits[j].to_bits() as i16;
+            if usable {
+                for i in (0..TILE_K).step_by(LANES) {
+                    let v = S::load(x.as_ptr().add(tile * TILE_K + i));
+                    v.mul(inverse).store_i16(integers.as_mut_ptr().add(i));
                 }
             }
             if tiles {
                 let base = (row / TILE_ROWS * k_tiles + tile) * 2 * TILE_BYTES + row % TILE_ROWS * TILE_K;
                 let high = into.integers::<i8>().add(base);
-                let low = high.add(TILE_BYTES);
-                for (i, &a) in integers.iter().enumerate() {
-                    *low.add(i) = a as i8;
-                    *high.add(i) = ((i32::from(a) - i32::from(a as i8)) >> 8) as i8;
-                }
+                S::split_bytes(&integers, high, high.add(TILE_BYTES));
             } else {
-                let to = into.integers::<i16>().add(row * k_tiles * TILE_K + tile * TILE_K);
-                for four in (0..TILE_K).step_by(4) {
-                    for (j, from) in [0, 2, 1, 3].into_iter().enumerate() {
-                        *to.add(four + j) = integers[four + from];
-                    }
+                let mut ordered = [0i16; TILE_K];
+                for i in 0..TILE_K {
+                    ordered[i] = integers[i / 4 * 4 + [0, 2, 1, 3][i % 4]];
                 }
+                let to = into.integers::<i16>().add(row * k_tiles * TILE_K + tile * TILE_K);
+                to.cast::<[i16; TILE_K]>().write_unaligned(ordered);
             }
-            for (group, chunk) in integers.chunks_exact(16).enumerate().take((k - tile * TILE_K) / 16) {
-                let sum: i32 = chunk.iter().map(|&a| i32::from(a)).sum();
-                *into.sums(16).add(row * (k / 16) + tile * 4 + group) = sum;
+            let sums = S::sums_of_16(&integers);
+            let count = ((k - tile * TILE_K) / 16).min(sums.len());
+            let (sixteens, blocks) = (into.sums(16).add(row * (k / 16)), into.sums(32).add(row * (k / 32)));
+            for i in 0..count {
+                *sixteens.add(tile * 4 + i) = sums[i];
             }
-        }
-        let (sixteens, blocks) = (into.sums(16).add(row * (k / 16)), into.sums(32).add(row * (k / 32)));
-        for block in 0..k / 32 {
-            *blocks.add(block) = *sixteens.add(2 * block) + *sixteens.add(2 * block + 1);
+            for i in 0..count / 2 {
+                *blocks.add(tile * 2 + i) = sums[2 * i] + sums[2 * i + 1];
+            }
         }
     }
 }

@@ -35,6 +35,32 @@ pub(crate) trait Simd: Copy {
     /// Adds the integer in the low bits of `magic` to the exponents.
     unsafe fn add_exponents(self, magic: Self) -> Self;
 
+    /// Rounded to the nearest integers, ties to even; all fit i16.
+    unsafe fn store_i16(self, to: *mut i16);
+
+    /// Writes `a = 256 * high + low` of each integer, both bytes signed. All of `a + 128` fit i16.
+    #[inline(always)]
+    unsafe fn split_bytes(integers: &[i16; 64], high: *mut i8, low: *mut i8) {
+        for (i, &a) in integers.iter().enumerate() {
+            let low_byte = a as i8;
+            // SAFETY: both hold 64 bytes by the caller's word.
+            unsafe {
+                *low.add(i) = low_byte;
+                *high.add(i) = ((a - i16::from(low_byte)) >> 8) as i8;
+            }
+        }
+    }
+
+    /// Sums of each sixteen integers.
+    #[inline(always)]
+    unsafe fn sums_of_16(integers: &[i16; 64]) -> [i32; 4] {
+        std::array::from_fn(|i| integers[16 * i..16 * i + 16].iter().map(|&a| i32::from(a)).sum())
+    }
+
+    /// Asks for a cache line before it is needed; any address will do.
+    #[inline(always)]
+    unsafe fn prefetch(_at: *const u16) {}
+
     /// `len` elements, zeros behind.
     #[inline(always)]
     unsafe fn load_part(from: *const f32, len: usize) -> Self {
@@ -62,6 +88,13 @@ pub(crate) trait Simd: Copy {
         // SAFETY: sixteen elements of our own.
         unsafe { self.store(lanes.as_mut_ptr()) };
         lanes
+    }
+
+    /// The first lane.
+    #[inline(always)]
+    unsafe fn first(self) -> f32 {
+        // SAFETY: the caller's word about the instruction set.
+        unsafe { self.to_array()[0] }
     }
 
     /// Sum of the lanes, by halves.
@@ -229,6 +262,10 @@ impl Simd for Portable {
         self.zip(key, |v, k| if k < limit { 0.0 } else { v })
     }
     #[inline(always)]
+    unsafe fn store_i16(self, to: *mut i16) {
+        unsafe { to.cast::<[i16; LANES]>().write_unaligned(self.0.map(|v| v.round_ties_even() as i16)) }
+    }
+    #[inline(always)]
     unsafe fn add_exponents(self, magic: Self) -> Self {
         self.zip(magic, |v, m| f32::from_bits(v.to_bits().wrapping_add(m.to_bits() << 23)))
     }
@@ -328,10 +365,69 @@ mod x86 {
             }
         }
         #[inline(always)]
+        unsafe fn store_i16(self, to: *mut i16) {
+            unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(self.0))) }
+        }
+        #[inline(always)]
         unsafe fn add_exponents(self, magic: Self) -> Self {
             unsafe {
                 let shifted = _mm512_slli_epi32::<23>(_mm512_castps_si512(magic.0));
                 Avx512(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(self.0), shifted)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn split_bytes(integers: &[i16; 64], high: *mut i8, low: *mut i8) {
+            for half in 0..2 {
+                unsafe {
+                    let a = _mm512_loadu_si512(integers.as_ptr().add(32 * half).cast());
+                    let low_byte = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(a));
+                    let high_byte = _mm512_srai_epi16::<8>(_mm512_sub_epi16(a, low_byte));
+                    _mm256_storeu_si256(low.add(32 * half).cast(), _mm512_cvtepi16_epi8(a));
+                    _mm256_storeu_si256(high.add(32 * half).cast(), _mm512_cvtepi16_epi8(high_byte));
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn sums_of_16(integers: &[i16; 64]) -> [i32; 4] {
+            unsafe {
+                let pairs = |half: usize| {
+                    let a = _mm512_loadu_si512(integers.as_ptr().add(32 * half).cast());
+                    _mm512_madd_epi16(a, _mm512_set1_epi16(1))
+                };
+                // Eight pairs a sum: fold 128-bit lanes (0 1 | 2 3 of each half), then four lanes of each.
+                let (a, b) = (pairs(0), pairs(1));
+                let lanes = _mm512_add_epi32(_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
+                let twos = _mm512_add_epi32(lanes, _mm512_shuffle_epi32::<0b01_00_11_10>(lanes));
+                let ones = _mm512_add_epi32(twos, _mm512_shuffle_epi32::<0b10_11_00_01>(twos));
+                let mut sums = [0i32; 16];
+                _mm512_storeu_si512(sums.as_mut_ptr().cast(), ones);
+                [sums[0], sums[4], sums[8], sums[12]]
+            }
+        }
+        #[inline(always)]
+        unsafe fn prefetch(at: *const u16) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        }
+        #[inline(always)]
+        unsafe fn first(self) -> f32 {
+            unsafe { _mm512_cvtss_f32(self.0) }
+        }
+        #[inline(always)]
+        unsafe fn reduce_add(self) -> f32 {
+            unsafe {
+                let eight = _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
+                let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+                let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+                _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn reduce_max(self) -> f32 {
+            unsafe {
+                let eight = _mm256_max_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
+                let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+                let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+                _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
             }
         }
         #[inline(always)]
@@ -361,6 +457,10 @@ mod x86 {
 
     #[allow(clippy::undocumented_unsafe_blocks)]
     impl Simd for Avx2 {
+        #[inline(always)]
+        unsafe fn prefetch(at: *const u16) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        }
         #[inline(always)]
         unsafe fn splat(value: f32) -> Self {
             unsafe { Avx2(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
@@ -443,6 +543,14 @@ mod x86 {
                     _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(key.0, limit), self.0),
                     _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(key.1, limit), self.1),
                 )
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_i16(self, to: *mut i16) {
+            unsafe {
+                let packed = _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
+                // packs works inside 128-bit halves: 0..4, 8..12, 4..8, 12..16.
+                _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
             }
         }
         #[inline(always)]

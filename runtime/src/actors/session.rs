@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use actix::{Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, MessageResult, ResponseActFuture, WrapFuture};
 use dashmap::DashMap;
 use keepsake_model::Model;
-use keepsake_tiers::{ChunkKey, KeyChain, TurnRecord};
+use keepsake_tiers::{ChunkKey, Health, KeyChain, TurnRecord, TurnStore};
 use tokio::sync::{mpsc, OwnedSemaphorePermit};
 
 use crate::actors::scheduler::SchedulerActor;
@@ -35,6 +35,8 @@ pub struct SessionParts {
     pub model: Arc<Model>,
     pub scheduler: Addr<SchedulerActor>,
     pub store: Addr<StoreActor>,
+    /// Only its health is asked here.
+    pub turn_store: Arc<TurnStore>,
     /// Where a live session holds a turn, by the turn's id.
     pub live: DashMap<TurnId, Addr<SessionActor>>,
     pub num_sessions: AtomicU64,
@@ -55,6 +57,14 @@ impl SessionParts {
         KeyChain::root(&KeyChain::tenant_salt(&self.secret, tenant.as_str()), &self.fingerprint)
     }
 
+    /// A turn that could not be kept is refused before it costs anything.
+    pub fn check_store(&self) -> Result<(), TurnError> {
+        match self.turn_store.health() {
+            Health::Ok => Ok(()),
+            Health::ReadOnly(reason) | Health::Down(reason) => Err(TurnError::StoreUnavailable(reason)),
+        }
+    }
+
     fn fingerprints(&self) -> [[u8; 32]; 3] {
         [self.model.fingerprint(), self.model.tokenizer.fingerprint(), self.model.chat.fingerprint()]
     }
@@ -64,9 +74,15 @@ pub struct SessionActor {
     parts: Arc<SessionParts>,
     nodes: HashMap<TurnId, Node>,
     running: HashMap<SequenceId, Running>,
-    /// Turns whose prompt is being built, with whether they were cancelled meanwhile.
-    starting: HashMap<TurnId, bool>,
+    /// Turns from their request until they are durable or given up.
+    unfinished: HashMap<TurnId, Unfinished>,
     last_used: Instant,
+}
+
+/// A turn that cannot be continued yet.
+struct Unfinished {
+    tenant: TenantId,
+    is_cancelled: bool,
 }
 
 /// One running turn.
@@ -80,7 +96,6 @@ struct Running {
     first_token: Option<Duration>,
     last_token: Instant,
     events: mpsc::UnboundedSender<TurnEvent>,
-    is_cancelled: bool,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -88,7 +103,7 @@ impl SessionActor {
     /// A session that already knows `nodes`: a path from a root.
     pub fn new(parts: Arc<SessionParts>, nodes: Vec<Node>) -> Self {
         let nodes = nodes.into_iter().map(|node| (node.id(), node)).collect();
-        Self { parts, nodes, running: HashMap::new(), starting: HashMap::new(), last_used: Instant::now() }
+        Self { parts, nodes, running: HashMap::new(), unfinished: HashMap::new(), last_used: Instant::now() }
     }
 
     /// The turns from the root to `parent`, checked: they must have been made by this model and be finished.
@@ -96,7 +111,7 @@ impl SessionActor {
         let mut path = Vec::new();
         let mut next = Some(parent);
         while let Some(id) = next {
-            let node = self.nodes.get(&id).ok_or_else(|| self.missing(id))?;
+            let node = self.nodes.get(&id).ok_or_else(|| self.missing(id, tenant))?;
             let is_deleted = id == parent && node.record.hidden;
             if is_deleted || node.record.tenant != tenant.as_str() {
                 return Err(TurnError::NotFound(id.to_string()));
@@ -113,11 +128,19 @@ impl SessionActor {
         Ok(path)
     }
 
-    fn missing(&self, id: TurnId) -> TurnError {
-        let is_running = self.starting.contains_key(&id) || self.running.values().any(|r| r.id == id);
-        match is_running {
+    fn missing(&self, id: TurnId, tenant: &TenantId) -> TurnError {
+        let is_unfinished = self.unfinished.get(&id).is_some_and(|turn| turn.tenant == *tenant);
+        match is_unfinished {
             true => TurnError::Conflict("the previous response is not finished".to_owned()),
             false => TurnError::NotFound(id.to_string()),
+        }
+    }
+
+    /// The turn has ended, kept or not.
+    fn forget_unfinished(&mut self, id: TurnId) {
+        self.unfinished.remove(&id);
+        if !self.nodes.contains_key(&id) {
+            self.parts.live.remove(&id);
         }
     }
 
@@ -157,12 +180,11 @@ impl SessionActor {
             first_token: None,
             last_token: arrived,
             events,
-            is_cancelled: false,
             _permit: permit,
         };
         self.running.insert(sequence, running);
         let submitted = self.parts.scheduler.send(SubmitSequence { request, events: ctx.address().recipient() });
-        let answer = submitted.into_actor(self).map(move |answer, actor, _| {
+        let answer = submitted.into_actor(self).map(move |answer, actor, ctx| {
             let error = match answer {
                 Ok(Ok(())) => {
                     if let Some(running) = actor.running.get(&sequence) {
@@ -178,6 +200,8 @@ impl SessionActor {
                 Err(_) => TurnError::ShuttingDown,
             };
             actor.running.remove(&sequence);
+            actor.forget_unfinished(id);
+            actor.stop_if_many(ctx);
             Err(error)
         });
         Box::pin(answer)
@@ -215,8 +239,9 @@ impl SessionActor {
     fn finished(&mut self, id: SequenceId, cause: FinishCause, usage: &SequenceUsage, ctx: &mut Context<Self>) {
         let Some(mut running) = self.running.remove(&id) else { return };
         self.last_used = Instant::now();
-        if running.is_cancelled {
+        if self.unfinished.get(&running.id).is_some_and(|turn| turn.is_cancelled) {
             self.parts.metrics.aborted_requests.inc();
+            self.forget_unfinished(running.id);
             self.stop_if_many(ctx);
             return;
         }
@@ -232,23 +257,22 @@ impl SessionActor {
             usage,
         };
         if !running.turn.store {
+            self.forget_unfinished(running.id);
             self.announce(&running, outcome);
             self.stop_if_many(ctx);
             return;
         }
         let save = self.parts.store.send(SaveTurn(node.record.clone()));
-        // Until it is durable the turn counts as unfinished.
-        self.starting.insert(running.id, false);
         let saved = save.into_actor(self).map(move |result, actor, ctx| {
-            actor.starting.remove(&running.id);
             match result.unwrap_or(Err(TurnError::ShuttingDown)) {
                 Ok(()) => {
-                    actor.parts.live.insert(running.id, ctx.address());
                     actor.nodes.insert(running.id, node);
+                    actor.forget_unfinished(running.id);
                     actor.announce(&running, outcome);
                 }
                 Err(error) => {
                     tracing::error!(turn = %running.id, %error, "a finished turn could not be stored");
+                    actor.forget_unfinished(running.id);
                     let _ = running.events.send(TurnEvent::Failed(error));
                 }
             }
@@ -309,7 +333,7 @@ impl SessionActor {
     }
 
     fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.starting.is_empty()
+        self.unfinished.is_empty()
     }
 
     /// With many sessions about, or none of its turns kept, an idle one makes room at once.
@@ -340,7 +364,7 @@ impl Actor for SessionActor {
     fn stopped(&mut self, ctx: &mut Self::Context) {
         self.parts.num_sessions.fetch_sub(1, Ordering::Relaxed);
         let this = ctx.address();
-        for id in self.nodes.keys() {
+        for id in self.nodes.keys().chain(self.unfinished.keys()) {
             self.parts.live.remove_if(id, |_, addr| *addr == this);
         }
     }
@@ -349,7 +373,7 @@ impl Actor for SessionActor {
 impl Handler<BeginTurn> for SessionActor {
     type Result = ResponseActFuture<Self, Result<(), TurnError>>;
 
-    fn handle(&mut self, begin: BeginTurn, _: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, begin: BeginTurn, ctx: &mut Self::Context) -> Self::Result {
         self.last_used = Instant::now();
         let path = match begin.turn.parent {
             None => Ok(Vec::new()),
@@ -357,27 +381,29 @@ impl Handler<BeginTurn> for SessionActor {
         };
         let path = match path {
             Ok(path) => path,
-            Err(error) => return Box::pin(async move { Err(error) }.into_actor(self)),
+            Err(error) => return failed(self, error),
         };
-        self.starting.insert(begin.id, false);
+        self.unfinished.insert(begin.id, Unfinished { tenant: begin.turn.tenant.clone(), is_cancelled: false });
+        self.parts.live.insert(begin.id, ctx.address());
+        let id = begin.id;
         let model = Arc::clone(&self.parts.model);
         let work = actix_web::web::block(move || {
             let turn = &begin.turn;
             let prompt = conversation::build(&model.tokenizer, &model.chat, &path, turn.instructions.as_deref(), &turn.prompt);
             (begin, prompt)
         });
-        Box::pin(work.into_actor(self).then(|built, actor, ctx| {
-            let (begin, prompt) = match built {
-                Ok(built) => built,
-                Err(_) => return failed(actor, TurnError::Internal("tokenising failed".to_owned())),
-            };
-            let was_cancelled = actor.starting.remove(&begin.id).unwrap_or(false);
-            match prompt {
-                Err(error) => failed(actor, error),
+        Box::pin(work.into_actor(self).then(move |built, actor, ctx| {
+            let is_cancelled = actor.unfinished.get(&id).is_some_and(|turn| turn.is_cancelled);
+            let error = match built {
+                Ok((begin, Ok(prompt))) if !is_cancelled => return actor.submit(begin, prompt, ctx),
                 // Nobody listens any more.
-                Ok(_) if was_cancelled => failed(actor, TurnError::ShuttingDown),
-                Ok(prompt) => actor.submit(begin, prompt, ctx),
-            }
+                Ok((_, Ok(_))) => TurnError::ShuttingDown,
+                Ok((_, Err(error))) => error,
+                Err(_) => TurnError::Internal("tokenising failed".to_owned()),
+            };
+            actor.forget_unfinished(id);
+            actor.stop_if_many(ctx);
+            failed(actor, error)
         }))
     }
 }
@@ -390,11 +416,9 @@ impl Handler<CancelTurn> for SessionActor {
     type Result = ();
 
     fn handle(&mut self, CancelTurn(id): CancelTurn, _: &mut Self::Context) {
-        if let Some(cancelled) = self.starting.get_mut(&id) {
-            *cancelled = true;
-        }
-        if let Some((sequence, running)) = self.running.iter_mut().find(|(_, r)| r.id == id) {
-            running.is_cancelled = true;
+        let Some(turn) = self.unfinished.get_mut(&id) else { return };
+        turn.is_cancelled = true;
+        if let Some((sequence, _)) = self.running.iter().find(|(_, r)| r.id == id) {
             self.parts.scheduler.do_send(StopSequence { id: *sequence, keep: usize::MAX });
         }
     }
@@ -427,6 +451,6 @@ impl Handler<Observe> for SessionActor {
     type Result = MessageResult<Observe>;
 
     fn handle(&mut self, _: Observe, _: &mut Self::Context) -> Self::Result {
-        MessageResult(serde_json::json!({ "turns": self.nodes.len(), "running": self.running.len(), "starting": self.starting.len() }))
+        MessageResult(serde_json::json!({ "turns": self.nodes.len(), "running": self.running.len(), "unfinished": self.unfinished.len() }))
     }
 }

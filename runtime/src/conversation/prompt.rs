@@ -74,13 +74,18 @@ fn continued(
         return Err(TurnError::Conflict("the previous response was not made from messages".to_owned()));
     };
     let is_unchanged = document.instructions.as_deref() == instructions;
-    if !is_unchanged || !template.is_prefix_stable() {
+    if !is_unchanged || !template.can_append() {
         return rebase(tokenizer, template, path, instructions, new);
     }
     let is_root = parent.record.parent.is_none();
     let system = document.instructions.as_deref().filter(|_| is_root);
     let base = with_system(system, &document.messages);
-    let appended = template.delta_tokens(tokenizer, &base, document.ends_with_eot, new).map_err(refused)?;
+    let appended = match template.delta_tokens(tokenizer, &base, document.ends_with_eot, new) {
+        Ok(appended) => appended,
+        // Stable in general, but not for these messages.
+        Err(ChatError::NotPrefixStable(_)) => return rebase(tokenizer, template, path, instructions, new),
+        Err(error) => return Err(refused(error)),
+    };
     Ok(PromptTokens { kind: Kind::Chat, past: log_of(path), appended, messages: new.to_vec(), rebased: false })
 }
 

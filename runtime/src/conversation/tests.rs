@@ -14,17 +14,22 @@ const END: u32 = 2;
 
 /// One token a byte, and ChatML's two control tokens.
 fn tokenizer() -> Arc<Tokenizer> {
-    let mut vocab = GgufVocab { model: "llama".into(), add_bos: Some(false), add_space_prefix: Some(false), ..GgufVocab::default() };
-    let mut push = |text: &str, kind: i32| {
-        vocab.tokens.push(text.to_owned());
+    let mut vocab = GgufVocab { model: "gpt2".into(), pre: Some("gpt-2".into()), add_bos: Some(false), ..GgufVocab::default() };
+    let mut push = |text: String, kind: i32| {
+        vocab.tokens.push(text);
         vocab.token_types.push(kind);
-        vocab.scores.push(0.0);
     };
-    push("<unk>", 2);
-    push("<|im_start|>", 3);
-    push("<|im_end|>", 3);
-    (0..=255).for_each(|byte| push(&format!("<0x{byte:02X}>"), 6));
-    vocab.unknown = Some(0);
+    push("<unk>".to_owned(), 1);
+    push("<|im_start|>".to_owned(), 3);
+    push("<|im_end|>".to_owned(), 3);
+    // GPT-2's spelling of bytes: printable Latin-1 stands for itself, the others follow from U+0100.
+    let is_printable = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let mut next = 0x100;
+    for byte in 0..=255u8 {
+        let spelling = if is_printable(byte) { u32::from(byte) } else { next };
+        next += u32::from(!is_printable(byte));
+        push(char::from_u32(spelling).unwrap().to_string(), 1);
+    }
     vocab.eos = Some(END);
     Arc::new(Tokenizer::from_vocab(&vocab).unwrap())
 }

@@ -74,10 +74,13 @@ impl Scheduler {
 
     fn admit(&mut self, id: SequenceId, plan: AdmissionPlan, now: Duration) {
         let chunk_tokens = self.config.chunk_tokens;
-        // Shared chunks first: once they are in use, taking blocks cannot evict them.
+        // Shared chunks and the tail first: once they are in use, taking blocks cannot evict them.
+        let mut tail_block = None;
         for source in &plan.sources {
-            if let Source::Device(key) = *source {
-                self.acquire(&key, now);
+            match *source {
+                Source::Device(key) => self.acquire(&key, now),
+                Source::Tail(key, _) => tail_block = Some(self.take_evictable(&key)),
+                Source::Load(..) | Source::Hole => {}
             }
         }
         let mut usage = SequenceUsage { loaded: vec![0; self.tiers.len()], ..SequenceUsage::default() };
@@ -105,14 +108,15 @@ impl Scheduler {
                     let block = self.start_load(id, key, tier, now);
                     Page { block, owner: Owner::Shared(key) }
                 }
-                Source::Tail(key, rows) => {
+                Source::Tail(_, rows) => {
                     // The last token is computed again even when its row is there: its logits are wanted.
                     let rows = rows.min(range.len() - 1);
                     usage.device += rows;
                     let compute = range.start + rows..range.end;
                     count_computed(&mut usage, compute.clone(), num_past);
                     self.sequence_mut(id).holes.push(compute);
-                    Page { block: self.take_evictable(&key), owner: Owner::Private { rows } }
+                    let block = tail_block.take().expect("a log has one tail");
+                    Page { block, owner: Owner::Private { rows } }
                 }
                 Source::Hole => {
                     count_computed(&mut usage, range.clone(), num_past);

@@ -6,7 +6,7 @@ use keepsake_kernels::KvLayout;
 
 use super::staging::StagingPool;
 use super::{MoveError, OnLayer};
-use crate::{route, Pinned, Place, Route};
+use crate::{route, Pinned, Place, Route, TierError};
 
 /// Copies and commits. Whatever happens, `to` is used up; `from` stays with the caller.
 pub(super) fn copy_chunk(
@@ -43,7 +43,7 @@ fn copy_direct(
         return write(source, to, progress);
     }
     if let Some(target) = to.host_slice() {
-        return Ok(from.read(0, target)?);
+        return from.read(0, target).map_err(read_failed);
     }
     // A tier that promises host memory and gives none is slow, not wrong.
     copy_via_host(from, to, staging, progress)
@@ -58,7 +58,7 @@ fn copy_via_host(
     let mut buffer = staging.take();
     let bytes = &mut buffer.bytes[..];
     let num_bytes = from.num_bytes().min(bytes.len());
-    from.read(0, &mut bytes[..num_bytes])?;
+    from.read(0, &mut bytes[..num_bytes]).map_err(read_failed)?;
     write(&bytes[..num_bytes], to, progress)
 }
 
@@ -76,6 +76,14 @@ fn write(source: &[u8], to: &mut Place, progress: &mut Progress<'_>) -> Result<(
         }
     }
     Ok(())
+}
+
+/// A source that cannot be asked now is no full destination.
+fn read_failed(error: TierError) -> MoveError {
+    match error {
+        TierError::ReadOnly { .. } | TierError::Full { .. } => MoveError::Fault(error),
+        error => error.into(),
+    }
 }
 
 fn check_deadline(deadline: Option<Instant>) -> Result<(), MoveError> {

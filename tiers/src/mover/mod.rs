@@ -28,6 +28,7 @@ pub use ticket::Ticket;
 pub trait Mover: Send + Sync {
     /// Queues one move. `Err` hands it back untouched: the queue is full, or the mover is closed. `on_done` runs on the
     /// mover's thread; it should only pass a message on.
+    #[allow(clippy::result_large_err, reason = "the request itself is handed back")]
     fn submit(&self, request: MoveRequest) -> Result<(), MoveRequest>;
 
     /// Queues several moves, waiting for room in the queue where needed, and gives a ticket to wait on.

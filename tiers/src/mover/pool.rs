@@ -55,7 +55,8 @@ impl MoverPool {
             disk_lane: Lane::new(config.queue_moves),
         });
         let pool = Self { shared: Arc::clone(&shared), threads: Mutex::new(Vec::new()) };
-        let lanes: [(&str, usize, fn(&Shared) -> &Lane); 2] = [
+        type Choose = fn(&Shared) -> &Lane;
+        let lanes: [(&str, usize, Choose); 2] = [
             ("mover-host", config.host_threads, |shared| &shared.host_lane),
             ("mover-disk", config.disk_threads, |shared| &shared.disk_lane),
         ];
@@ -176,8 +177,7 @@ impl Lane {
         self.queue.lock().len()
     }
 
-    // The large `Err` is the request itself, handed back.
-    #[allow(clippy::result_large_err)]
+    #[allow(clippy::result_large_err, reason = "the request itself is handed back")]
     fn push(&self, request: MoveRequest, wait: bool) -> Result<(), MoveRequest> {
         let mut queue = self.queue.lock();
         while wait && queue.len() >= self.limit && !queue.closed {

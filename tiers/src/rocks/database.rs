@@ -13,7 +13,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use rocksdb::{ColumnFamilyDescriptor, DBCompressionType, ErrorKind, LogLevel, Options, DB};
+use rocksdb::{
+    BlockBasedOptions, Cache, ColumnFamilyDescriptor, DBCompressionType, ErrorKind, FlushOptions, LogLevel, Options,
+    WriteBatch, WriteOptions, DB,
+};
 
 use crate::{Health, Result, TierError, Usage};
 
@@ -21,6 +24,8 @@ use crate::{Health, Result, TierError, Usage};
 const EVICT_FROM: f64 = 0.80;
 /// Fraction of the cap at which nothing more is taken. The rest is for what RocksDB writes on its own account.
 const FULL_AT: f64 = 0.95;
+/// How long a write or a flush may be held up by RocksDB before that counts as a failure.
+const STALL_LIMIT: Duration = Duration::from_secs(30);
 /// How long reopening waits for running calls.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -101,12 +106,89 @@ impl Database {
     }
 
     /// A write failed: nothing is written until [`Database::try_recover`] succeeds.
-    pub(super) fn set_read_only(&self, error: &rocksdb::Error) {
+    pub(super) fn set_read_only(&self, reason: &str) {
         let mut health = self.health.lock();
         if health.is_ok() && !self.is_closed() {
-            tracing::warn!(database = %self.config.name, %error, "writes fail; read-only until they work again");
-            *health = Health::ReadOnly(error.to_string());
+            tracing::warn!(database = %self.config.name, reason, "writes fail; read-only until they work again");
+            *health = Health::ReadOnly(reason.to_owned());
         }
+    }
+
+    /// Writes what `make` makes. RocksDB stalls writers while its buffers are full, and on a full disk for ever; so it is
+    /// told not to, and the waiting is done here, where a failed flush ends it.
+    pub(super) fn write(&self, engine: &DB, log: bool, make: &dyn Fn() -> WriteBatch) -> Result<()> {
+        let mut options = WriteOptions::default();
+        options.disable_wal(!log);
+        options.set_no_slowdown(true);
+        let deadline = Instant::now() + STALL_LIMIT;
+        loop {
+            let batch = make();
+            let num_bytes = batch.size_in_bytes() as u64;
+            let error = match engine.write_opt(batch, &options) {
+                Ok(()) => {
+                    self.add_written(num_bytes);
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            if error.kind() != ErrorKind::Incomplete {
+                self.set_read_only(error.as_ref());
+                return Err(storage_error(&self.config.name, "write", error));
+            }
+            self.check_background(engine)?;
+            if Instant::now() >= deadline {
+                self.set_read_only("flushing does not keep up");
+                return Err(self.unavailable());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Starts a flush of column families and waits for it, as long as it can succeed.
+    pub(super) fn flush(&self, engine: &DB, families: &[&str]) -> Result<()> {
+        let family = |name: &&str| engine.cf_handle(name).expect("opened with all its column families");
+        let handles: Vec<_> = families.iter().map(family).collect();
+        self.check_background(engine)?;
+        let mut options = FlushOptions::default();
+        options.set_wait(false);
+        let deadline = Instant::now() + STALL_LIMIT;
+        while let Err(error) = engine.flush_cfs_opt(&handles, &options) {
+            // "Writes have been stopped": an earlier flush is on its way and will let this one start.
+            if error.kind() != ErrorKind::TryAgain || Instant::now() >= deadline {
+                self.set_read_only(error.as_ref());
+                return Err(storage_error(&self.config.name, "flush", error));
+            }
+            self.check_background(engine)?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let waits = |family| {
+            let property = engine.property_int_value_cf(family, "rocksdb.num-immutable-mem-table");
+            property.ok().flatten().unwrap_or(0) > 0
+        };
+        while handles.iter().any(|family| waits(*family)) {
+            self.check_background(engine)?;
+            if Instant::now() >= deadline || self.is_closed() {
+                let tier = Arc::clone(&self.config.name);
+                return Err(TierError::Busy { tier });
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// An error if a flush or compaction has failed since the database was opened.
+    pub(super) fn check_background(&self, engine: &DB) -> Result<()> {
+        let errors = engine.property_int_value("rocksdb.background-errors");
+        if errors.ok().flatten().unwrap_or(0) == 0 {
+            return Ok(());
+        }
+        // RocksDB does not say what it was; the disk will.
+        let reason = match self.probe() {
+            Err(error) => error.to_string(),
+            Ok(()) => "a flush or compaction failed".to_owned(),
+        };
+        self.set_read_only(&reason);
+        Err(self.unavailable())
     }
 
     /// Everything in the folder, counted as it lies there.
@@ -155,7 +237,7 @@ impl Database {
     /// If the database failed and its disk takes writes again, opens it anew. `prepare` sees it before anyone else.
     /// Gives whether it works again.
     pub(super) fn try_recover(&self, prepare: impl FnOnce(&DB) -> Result<()>) -> bool {
-        if self.health().is_ok() || self.is_closed() || !self.probe() {
+        if self.health().is_ok() || self.is_closed() || self.probe().is_err() {
             return false;
         }
         match self.reopen(prepare) {
@@ -218,10 +300,10 @@ impl Database {
         }
     }
 
-    /// Whether the disk takes a file of useful size.
-    fn probe(&self) -> bool {
+    /// Tries whether the disk takes a file of useful size.
+    fn probe(&self) -> std::io::Result<()> {
         let path = self.config.path.join("probe.tmp");
-        let write = || -> std::io::Result<()> {
+        let write = || {
             let mut file = fs::File::create(&path)?;
             let block = vec![0xa5; 64 << 10];
             for _ in 0..self.config.probe_bytes.div_ceil(block.len() as u64) {
@@ -229,10 +311,9 @@ impl Database {
             }
             file.sync_all()
         };
-        let result = write();
-        // If even the removal fails, the next probe says so.
+        let written = write();
         let removed = fs::remove_file(&path);
-        result.is_ok() && removed.is_ok()
+        written.and(removed)
     }
 
     fn unavailable(&self) -> TierError {
@@ -250,7 +331,9 @@ impl Database {
 
 /// Options that both databases share.
 pub(super) fn base_options() -> Options {
-    let mut options = Options::default();
+    // Closing a database whose flushes fail must not wait for one more. There is no setter for it.
+    let base = Options::default().get_options_from_string("avoid_flush_during_shutdown=true");
+    let mut options = base.expect("RocksDB knows its own option");
     options.create_if_missing(true);
     options.create_missing_column_families(true);
     options.set_compression_type(DBCompressionType::None);
@@ -263,6 +346,14 @@ pub(super) fn base_options() -> Options {
     options.set_max_open_files(512);
     options.set_max_background_jobs(2);
     options
+}
+
+/// Tables with a cache of their own: RocksDB's default is 32 MiB a column family.
+pub(super) fn table_options(cache_bytes: usize) -> BlockBasedOptions {
+    let mut table = BlockBasedOptions::default();
+    table.set_block_cache(&Cache::new_lru_cache(cache_bytes));
+    table.set_bloom_filter(10.0, false);
+    table
 }
 
 pub(super) fn storage_error(name: &Arc<str>, action: &'static str, error: rocksdb::Error) -> TierError {

@@ -64,10 +64,15 @@ impl Maintenance {
         self.shared.signal.notify_one();
     }
 
-    /// Ends the thread after what it is doing.
-    pub(super) fn stop(&self) {
+    /// Lets the thread end after what it is doing.
+    pub(super) fn begin_stop(&self) {
         self.shared.stops.store(true, Ordering::Release);
         self.wake();
+    }
+
+    /// Ends the thread and waits for it.
+    pub(super) fn stop(&self) {
+        self.begin_stop();
         if let Some(thread) = self.thread.lock().take() {
             if thread.join().is_err() {
                 tracing::error!("the maintenance thread of the kv store panicked");
@@ -102,7 +107,8 @@ impl Worker {
                 continue;
             };
             // A failure has set the health; the next round recovers.
-            if let Err(error) = self.care_for(&engine) {
+            let cared = self.care_for(&engine);
+            if let Some(error) = cared.err().filter(|_| !self.stops()) {
                 tracing::warn!(tier = %self.store.database.name(), %error, "upkeep failed");
             }
         }
@@ -119,6 +125,7 @@ impl Worker {
     }
 
     fn care_for(&mut self, engine: &DB) -> Result<()> {
+        self.store.database.check_background(engine)?;
         if self.last_flush.elapsed() >= self.store.config.flush_interval {
             self.last_flush = Instant::now();
             self.store.flush(engine)?;

@@ -231,10 +231,10 @@ impl PlaceWriter for FaultyWriter {
         let effects = self.faults.strike(Op::Commit, &self.name)?;
         self.inner.commit()?;
         for effect in effects {
-            let mut change: Box<dyn FnMut(&mut Vec<u8>)> = match effect {
-                Effect::TearStored => Box::new(|stored| stored.truncate(stored.len() / 2)),
-                Effect::FlipStored => Box::new(|stored| flip_a_bit(stored)),
-                _ => continue,
+            let mut change = |stored: &mut Vec<u8>| match effect {
+                Effect::TearStored => stored.truncate(stored.len() / 2),
+                Effect::FlipStored => flip_a_bit(stored),
+                _ => {}
             };
             self.tier.tamper(&self.key, &mut change)?;
         }

@@ -2,8 +2,8 @@
 //!
 //! # Order (what makes it batch-invariant)
 //! A row's keys are taken in tiles of 32 from position 0 and in parts of 256. Inside a part: scores are chains over the
-//! lanes' elements reduced by halves; one maximum a tile; probabilities, their sum and the weighted V are chains over
-//! ascending keys. Parts are merged in ascending order. Nothing depends on which rows share a call, so the form for many
+//! lanes' elements reduced by halves; one maximum a tile; the tile's probabilities are summed by halves, the weighted V is
+//! a chain over ascending keys. Parts are merged in ascending order. Nothing depends on which rows share a call, so the form for many
 //! rows (`rows.rs`: rows in lanes, K and V widened once for all of them) and the form for few (`single.rs`: elements of
 //! a head in lanes, straight from the pool) give the same bits, under every instruction set.
 

@@ -152,37 +152,90 @@ unsafe fn widen<S: Simd>(keys: &[*const u16], v_offset: usize, head_dim: usize, 
 /// As [`Simd`]; scratch is sized for `dim`.
 #[inline(always)]
 unsafe fn scores<S: Simd>(scratch: &mut Scratch, head: usize, dim: usize, count: usize) {
-    // SAFETY: heads, keys (a whole strip: the tile has TILE_KEYS rows) and elements stay inside scratch.
+    // SAFETY: heads, keys (whole strips: the tile has TILE_KEYS rows) and elements stay inside scratch.
     unsafe {
         let q = scratch.q.as_ptr().add(head * dim * LANES);
-        for first in (0..count).step_by(STRIP) {
-            let k = scratch.k.as_ptr().add(first * dim);
-            let mut sums = [S::splat(0.0); STRIP];
-            let mut odd = [S::splat(0.0); STRIP];
-            for (which, quad) in QUADS.iter().enumerate() {
-                let mut chains = [[S::splat(0.0); 4]; STRIP];
-                for base in (0..dim).step_by(LANES) {
-                    for (chain, lane) in quad.iter().enumerate() {
-                        let q = S::load(q.add((base + lane) * LANES));
-                        for (key, chains) in chains.iter_mut().enumerate() {
-                            let k = S::splat(*k.add(key * dim + base + lane));
-                            chains[chain] = q.fma(k, chains[chain]);
-                        }
-                    }
+        let (k, to) = (scratch.k.as_ptr(), scratch.scores.as_mut_ptr());
+        if dim == 4 * LANES {
+            scores_of_64::<S>(q, k, to, count);
+        } else {
+            for first in (0..count).step_by(STRIP) {
+                scores_of_strip::<S>(q, k.add(first * dim), to.add(first * LANES), dim);
+            }
+        }
+    }
+}
+
+/// Heads of 64 elements: a quarter of the queries stays in registers while all keys pass; the quarters' sums meet in `to`.
+///
+/// # Safety
+/// As [`Simd`]; `q` holds 64 vectors, `k` `count` keys, `to` `count` vectors.
+#[inline(always)]
+unsafe fn scores_of_64<S: Simd>(q: *const f32, k: *const f32, to: *mut f32, count: usize) {
+    // SAFETY: by the caller's word.
+    unsafe {
+        let mut odd = [[0.0; LANES]; TILE_KEYS];
+        for (which, quad) in QUADS.iter().enumerate() {
+            let at = |chain: usize, base: usize| S::load(q.add((base * LANES + quad[chain]) * LANES));
+            let q0 = [at(0, 0), at(1, 0), at(2, 0), at(3, 0)];
+            let q1 = [at(0, 1), at(1, 1), at(2, 1), at(3, 1)];
+            let q2 = [at(0, 2), at(1, 2), at(2, 2), at(3, 2)];
+            let q3 = [at(0, 3), at(1, 3), at(2, 3), at(3, 3)];
+            let zero = S::splat(0.0);
+            for key in 0..count {
+                let k = k.add(key * 4 * LANES);
+                let element = |chain: usize, base: usize| S::splat(*k.add(base * LANES + quad[chain]));
+                let chain = |c: usize| {
+                    let sum = q0[c].fma(element(c, 0), zero);
+                    let sum = q1[c].fma(element(c, 1), sum);
+                    let sum = q2[c].fma(element(c, 2), sum);
+                    q3[c].fma(element(c, 3), sum)
+                };
+                let met = chain(0).add(chain(1)).add(chain(2).add(chain(3)));
+                let to = to.add(key * LANES);
+                let odd = odd[key].as_mut_ptr();
+                match which {
+                    0 => met.store(to),
+                    1 => S::load(to).add(met).store(to),
+                    2 => met.store(odd),
+                    _ => S::load(to).add(S::load(odd).add(met)).store(to),
                 }
-                for (key, c) in chains.iter().enumerate() {
-                    let met = c[0].add(c[1]).add(c[2].add(c[3]));
-                    match which {
-                        0 => sums[key] = met,
-                        1 => sums[key] = sums[key].add(met),
-                        2 => odd[key] = met,
-                        _ => odd[key] = odd[key].add(met),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Simd`]; `q` holds `dim` vectors, `k` STRIP keys, `to` STRIP vectors.
+#[inline(always)]
+unsafe fn scores_of_strip<S: Simd>(q: *const f32, k: *const f32, to: *mut f32, dim: usize) {
+    // SAFETY: by the caller's word.
+    unsafe {
+        let mut sums = [S::splat(0.0); STRIP];
+        let mut odd = [S::splat(0.0); STRIP];
+        for (which, quad) in QUADS.iter().enumerate() {
+            let mut chains = [[S::splat(0.0); 4]; STRIP];
+            for base in (0..dim).step_by(LANES) {
+                for (chain, lane) in quad.iter().enumerate() {
+                    let q = S::load(q.add((base + lane) * LANES));
+                    for (key, chains) in chains.iter_mut().enumerate() {
+                        let k = S::splat(*k.add(key * dim + base + lane));
+                        chains[chain] = q.fma(k, chains[chain]);
                     }
                 }
             }
-            for key in 0..STRIP {
-                sums[key].add(odd[key]).store(scratch.scores.as_mut_ptr().add((first + key) * LANES));
+            for (key, c) in chains.iter().enumerate() {
+                let met = c[0].add(c[1]).add(c[2].add(c[3]));
+                match which {
+                    0 => sums[key] = met,
+                    1 => sums[key] = sums[key].add(met),
+                    2 => odd[key] = met,
+                    _ => odd[key] = odd[key].add(met),
+                }
             }
+        }
+        for key in 0..STRIP {
+            sums[key].add(odd[key]).store(to.add(key * LANES));
         }
     }
 }
@@ -212,12 +265,13 @@ unsafe fn softmax<S: Simd>(task: &Task, scratch: &mut Scratch, head: usize, dim:
             max = S::load(scores.add(key * LANES)).max(max);
         }
         let factor = old.sub(max).exp();
-        let mut sum = S::load(scratch.part_sum.as_ptr().add(state)).mul(factor);
         for key in 0..count {
-            let p = S::load(scores.add(key * LANES)).sub(max).exp();
-            p.store(scores.add(key * LANES));
-            sum = sum.add(p);
+            S::load(scores.add(key * LANES)).sub(max).exp().store(scores.add(key * LANES));
         }
+        for key in count..TILE_KEYS {
+            S::splat(0.0).store(scores.add(key * LANES));
+        }
+        let sum = S::load(scratch.part_sum.as_ptr().add(state)).fma(factor, sum_of_tile::<S>(scores));
         max.store(scratch.part_max.as_mut_ptr().add(state));
         sum.store(scratch.part_sum.as_mut_ptr().add(state));
         let factors = factor.to_array();
@@ -229,6 +283,22 @@ unsafe fn softmax<S: Simd>(task: &Task, scratch: &mut Scratch, head: usize, dim:
                 }
             }
         }
+    }
+}
+
+/// Sums of a tile's probabilities, keys by halves.
+///
+/// # Safety
+/// As [`Simd`]; `p` holds a tile.
+#[inline(always)]
+unsafe fn sum_of_tile<S: Simd>(p: *const f32) -> S {
+    // SAFETY: by the caller's word.
+    unsafe {
+        let pair = |key: usize| S::load(p.add(key * LANES)).add(S::load(p.add((key + LANES) * LANES)));
+        let four = |key: usize| pair(key).add(pair(key + 8));
+        let eight = |key: usize| four(key).add(four(key + 4));
+        let half = |key: usize| eight(key).add(eight(key + 2));
+        half(0).add(half(1))
     }
 }
 

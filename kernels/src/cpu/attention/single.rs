@@ -71,10 +71,11 @@ unsafe fn heads<S: Simd, const H: usize>(task: &Task, row: usize, first_head: us
             let count = TILE_KEYS.min(num_keys - first_key);
             task.key_pointers(first_key, count, &mut pointers);
             let keys = &pointers[..count];
+            prefetch::<S>(task, first_key + TILE_KEYS, num_keys);
             let mut p = [[f32::NEG_INFINITY; TILE_KEYS]; H];
             scores::<S, H>(keys, q.as_ptr(), dim, &mut p);
             for head in 0..H {
-                softmax::<S>(&mut p[head], count, &mut part_state[head], &mut part[head * dim..(head + 1) * dim]);
+                softmax::<S>(&mut p[head], &mut part_state[head], &mut part[head * dim..(head + 1) * dim]);
             }
             let mut column = 0;
             while column < dim {
@@ -94,6 +95,31 @@ unsafe fn heads<S: Simd, const H: usize>(task: &Task, row: usize, first_head: us
         }
     }
     SCRATCH.set(scratch);
+}
+
+/// Asks for K and V of the tile from `first_key` on while the one before it is worked on: heads lie apart in a block, too
+/// far for the processor to see them coming.
+///
+/// # Safety
+/// As [`Simd`]; the entry has `num_keys` keys.
+#[inline(always)]
+unsafe fn prefetch<S: Simd>(task: &Task, first_key: usize, num_keys: usize) {
+    if first_key >= num_keys {
+        return;
+    }
+    let layout = task.job.pool.layout();
+    let count = TILE_KEYS.min(num_keys - first_key);
+    let mut pointers = [std::ptr::null(); TILE_KEYS];
+    // SAFETY: by the caller's word; a prefetch reads nothing.
+    unsafe {
+        task.key_pointers(first_key, count, &mut pointers);
+        for &k in &pointers[..count] {
+            for line in (0..layout.head_dim).step_by(32) {
+                S::prefetch(k.wrapping_add(line));
+                S::prefetch(k.wrapping_add(layout.v_offset() + line));
+            }
+        }
+    }
 }
 
 /// Scores of one row's heads with up to a tile of keys; keys that are not there keep minus infinity.
@@ -130,20 +156,18 @@ unsafe fn scores<S: Simd, const H: usize>(keys: &[*const u16], q: *const f32, di
 /// # Safety
 /// As [`Simd`]; `part` is whole vectors.
 #[inline(always)]
-unsafe fn softmax<S: Simd>(p: &mut [f32; TILE_KEYS], count: usize, state: &mut (f32, f32), part: &mut [f32]) {
+unsafe fn softmax<S: Simd>(p: &mut [f32; TILE_KEYS], state: &mut (f32, f32), part: &mut [f32]) {
     // SAFETY: both halves of the tile and `part` are whole vectors.
     unsafe {
         let (low, high) = (S::load(p.as_ptr()), S::load(p.as_ptr().add(LANES)));
         let tile_max = low.max(high).reduce_max();
         let max = if tile_max > state.0 { tile_max } else { state.0 };
         let factor = S::splat(state.0).sub(S::splat(max)).exp();
-        low.sub(S::splat(max)).exp().store(p.as_mut_ptr());
-        high.sub(S::splat(max)).exp().store(p.as_mut_ptr().add(LANES));
-        let factor_one = factor.to_array()[0];
-        let mut sum = state.1 * factor_one;
-        for &p in p.iter().take(count) {
-            sum += p;
-        }
+        let (low, high) = (low.sub(S::splat(max)).exp(), high.sub(S::splat(max)).exp());
+        low.store(p.as_mut_ptr());
+        high.store(p.as_mut_ptr().add(LANES));
+        let factor_one = factor.first();
+        let sum = state.1.mul_add(factor_one, low.add(high).reduce_add());
         *state = (max, sum);
         if factor_one != 1.0 {
             for i in (0..part.len()).step_by(LANES) {

@@ -24,7 +24,7 @@ pub(super) unsafe fn merge<S: Simd>(
             S::load(part.add(i)).fma(part_factor, sum).store(total.add(i));
         }
         let sum = S::splat(*total_sum).mul(total_factor);
-        *total_sum = S::splat(part_sum).fma(part_factor, sum).to_array()[0];
+        *total_sum = S::splat(part_sum).fma(part_factor, sum).first();
     }
     *total_max = max;
 }

@@ -111,9 +111,9 @@ unsafe fn tile<const BITS: u32, const SHIFT: u32, const R: usize>(task: &Task, p
 /// As `run`; row and panel exist.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) unsafe fn put(task: &Task, panel: &Panel, panel_index: usize, row: usize, rounded: __m512) {
+unsafe fn put(task: &Task, panel: &Panel, panel_index: usize, row: usize, rounded: __m512) {
     let n = task.panels.n;
-    let mask = (0xffff_u32 >> (PANEL - task.num_outputs(panel_index))) as __mmask16;
+    let mask = output_mask(task, panel_index);
     // SAFETY: the mask keeps to outputs below n.
     unsafe {
         let value = _mm512_mul_ps(rounded, _mm512_loadu_ps(panel.steps));
@@ -122,6 +122,11 @@ pub(super) unsafe fn put(task: &Task, panel: &Panel, panel_index: usize, row: us
         let value = if task.add { _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), value) } else { value };
         _mm512_mask_storeu_ps(out, mask, value);
     }
+}
+
+/// The lanes of a panel's outputs that exist.
+pub(super) fn output_mask(task: &Task, panel_index: usize) -> __mmask16 {
+    (0xffff_u32 >> (PANEL - task.num_outputs(panel_index))) as __mmask16
 }
 
 /// `super::round_total` in sixteen lanes.

@@ -7,13 +7,15 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod portable;
 
 use super::isa::Isa;
 use super::panels::{CodePanels, PANEL};
 use super::team::Worker;
-use crate::activations::Activations;
+use crate::activations::{Activations, TILE_ROWS};
 
 /// What a kernel works on: every row of the activations with the panels of one task.
 pub(super) struct Task<'a> {
@@ -26,20 +28,23 @@ pub(super) struct Task<'a> {
 }
 
 /// From so many rows on, tiles win.
-const AMX_ROWS: usize = 6;
-/// Panels a task covers.
-const TASK_PANELS: usize = 2;
+const AMX_ROWS: usize = 4;
+/// Panels a task covers, few rows: small enough to share out evenly.
+const FEW_PANELS: usize = 2;
+/// Panels a task covers, many rows: the activations stream past once for all of them.
+const MANY_PANELS: usize = 6;
 
-pub(crate) fn num_tasks(_isa: Isa, panels: &CodePanels, rows: usize) -> usize {
+pub(crate) fn num_tasks(isa: Isa, panels: &CodePanels, rows: usize) -> usize {
     if rows == 0 {
         return 0;
     }
-    panels.num_panels().div_ceil(TASK_PANELS)
+    panels.num_panels().div_ceil(task_panels(isa, rows))
 }
 
 pub(crate) fn matmul(w: &Worker, x: &Activations, panels: &CodePanels, task: usize, out: *mut f32, add: bool) {
-    let first_panel = task * TASK_PANELS;
-    let num_panels = TASK_PANELS.min(panels.num_panels() - first_panel);
+    let per_task = task_panels(w.isa(), x.rows());
+    let first_panel = task * per_task;
+    let num_panels = per_task.min(panels.num_panels() - first_panel);
     let task = Task { x, panels, first_panel, num_panels, out, add };
     match w.isa() {
         #[cfg(target_arch = "x86_64")]
@@ -48,7 +53,18 @@ pub(crate) fn matmul(w: &Worker, x: &Activations, panels: &CodePanels, task: usi
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx512 | Isa::Amx => unsafe { avx512::run(&task) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Avx2 => unsafe { avx2::run(&task) },
         isa => portable::run(&task, super::quantise::reads_tiles(isa)),
+    }
+}
+
+fn task_panels(isa: Isa, rows: usize) -> usize {
+    if isa == Isa::Amx && rows > TILE_ROWS {
+        MANY_PANELS
+    } else {
+        FEW_PANELS
     }
 }
 

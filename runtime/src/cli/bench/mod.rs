@@ -30,12 +30,13 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// As of the server.
 const PANIC_EXIT_CODE: i32 = 70;
 
-/// Measures this machine, without HTTP: prefill and decode rates, or with --trace a replay of conversations. Prints a
-/// JSON object a line.
-///
-/// The tiers are the configured ones, but durable tiers and stored turns live in a new folder that is removed at the
-/// end, whatever paths the configuration names: the bench neither reads nor changes the state of a server.
+const ABOUT_STATE: &str = "\
+Prints a JSON object a line. The tiers are the configured ones, but durable tiers and stored turns live in a new folder \
+that is removed at the end, whatever paths the configuration names: the bench neither reads nor changes the state of a \
+server. Set KEEPSAKE__DEVICE__THREADS and the like to vary one setting.";
+
 #[derive(Debug, Args)]
+#[command(after_help = ABOUT_STATE)]
 pub struct BenchArgs {
     /// Configuration file; without it, the defaults and the environment
     #[arg(long, value_name = "FILE")]

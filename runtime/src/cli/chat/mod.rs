@@ -68,7 +68,7 @@ pub(super) fn run(args: ChatArgs) -> anyhow::Result<()> {
     }
     // Whoever pipes input looks at the exit code, not at the screen.
     if num_failed > 0 && !input.is_terminal() {
-        bail!("{num_failed} turns failed");
+        bail!("failed turns: {num_failed}");
     }
     Ok(())
 }

@@ -125,7 +125,7 @@ fn each_failed_load_is_one_hole() {
 
 #[test]
 fn a_late_load_becomes_a_hole_and_its_block_waits_for_the_copy() {
-    let quick = CoreConfig { load_timeout: Duration::from_millis(50), ..config() };
+    let quick = CoreConfig { load_timeout: Duration::from_millis(50), swap_out_below: 1.0, ..config() };
     let mut server = Harness::new(quick, 12, vec![tier("dram", 64, false)]);
     let log = tokens(1, 4 * CHUNK);
     let (reply, _) = server.converse(&log, 0, 2);

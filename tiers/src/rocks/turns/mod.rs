@@ -46,6 +46,11 @@ pub struct TurnStoreConfig {
 }
 
 impl TurnStoreConfig {
+    /// All memory that RocksDB may take, for the sum of configured memory.
+    pub fn memory_bytes(&self) -> u64 {
+        record::memory_bytes(self)
+    }
+
     /// The turn store of a `rocks` tier.
     pub fn from_tier(config: &TierConfig, toml_path: &str) -> Result<Self> {
         let options = RocksOptions::of(config).map_err(|error| under(toml_path, error))?;

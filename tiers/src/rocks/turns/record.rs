@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rocksdb::{ColumnFamily, ColumnFamilyDescriptor, Direction, IteratorMode, Options, ReadOptions, WriteBatch, DB};
 
 use super::TurnStoreConfig;
-use crate::rocks::database::{base_options, storage_error, Database, DatabaseConfig};
+use crate::rocks::database::{base_options, storage_error, table_options, Database, DatabaseConfig};
 use crate::{codec, ChunkKey, Result, TierError};
 
 /// What one request appended to a conversation.
@@ -38,14 +38,27 @@ const CHILDREN: &str = "children";
 const EXPIRY: &str = "expiry";
 const DOOMED: &str = "doomed";
 
+const BLOCK_CACHE_BYTES: usize = 8 << 20;
+
+fn write_buffer_bytes(config: &TurnStoreConfig) -> u64 {
+    (config.capacity_bytes / 32).clamp(256 << 10, 16 << 20)
+}
+
+/// All memory that RocksDB may take.
+pub(super) fn memory_bytes(config: &TurnStoreConfig) -> u64 {
+    write_buffer_bytes(config) + BLOCK_CACHE_BYTES as u64
+}
+
 pub(super) fn open_database(config: &TurnStoreConfig) -> Result<Database> {
-    let write_buffer = (config.capacity_bytes / 32).clamp(256 << 10, 16 << 20) as usize;
+    let write_buffer = write_buffer_bytes(config) as usize;
     let mut options = base_options();
     options.set_db_write_buffer_size(write_buffer);
     options.set_max_total_wal_size((config.capacity_bytes / 16).clamp(512 << 10, 64 << 20));
     let families = move || {
+        let table = table_options(BLOCK_CACHE_BYTES);
         [TURNS, CHILDREN, EXPIRY, DOOMED].map(|name| {
             let mut options = Options::default();
+            options.set_block_based_table_factory(&table);
             options.set_write_buffer_size(write_buffer / 2);
             options.set_target_file_size_base(write_buffer as u64);
             // A deleted conversation's text leaves the disk without waiting for the level to fill up.

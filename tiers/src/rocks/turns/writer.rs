@@ -73,7 +73,7 @@ impl Writer {
                 }
                 if answers.iter().any(|(_, answer)| answer.is_ok()) {
                     if let Err(error) = engine.flush_wal(true) {
-                        self.database.set_read_only(&error);
+                        self.database.set_read_only(error.as_ref());
                         for (_, answer) in answers.iter_mut().filter(|(_, answer)| answer.is_ok()) {
                             *answer = Err(storage_error(self.database.name(), "sync", error.clone()));
                         }
@@ -169,14 +169,14 @@ impl Writer {
 
     /// Into the log, not synced yet.
     fn write(&self, engine: &DB, batch: WriteBatch) -> Result<()> {
-        self.database.add_written(batch.size_in_bytes() as u64);
-        engine.write(batch).map_err(|error| {
-            self.database.set_read_only(&error);
-            storage_error(self.database.name(), "write", error)
-        })
+        self.database.write(engine, true, &|| WriteBatch::from_data(batch.data()))
     }
 
     fn tick(&mut self) {
+        if let Ok(engine) = self.database.get_writable() {
+            // A failure sets the health, which is what the next line looks at.
+            let _ = self.database.check_background(&engine);
+        }
         self.database.try_recover(|_| Ok(()));
         self.database.measure(0);
         let usage = self.database.usage();
