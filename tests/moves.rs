@@ -13,8 +13,8 @@ const SLACK_BYTES: u64 = 300_000_000;
 
 /// What the conversations say, turn by turn; a pure function of the numbers in it.
 struct Script {
-    /// Draw replies at random, the same in every run, instead of being greedy.
-    is_sampled: bool,
+    /// One turn of so many is greedy; the others are drawn at random, the same in every run.
+    greedy_every: usize,
     num_conversations: usize,
     num_turns: usize,
     max_tokens: usize,
@@ -27,17 +27,16 @@ impl Script {
         let mut random = words::seeded((conversation * 1000 + turn) as u64);
         let chatter = words::plain(&mut random, self.words_per_turn);
         match turn {
-            0 => format!("My secret word is {}. Remember it. {chatter}", words::canary(conversation)),
-            _ => format!("{chatter}. What is my secret word?"),
+            0 => format!("{chatter}. The password is {}. Repeat only the password.", words::canary(conversation)),
+            _ => format!("{chatter}. Repeat only the password."),
         }
     }
 
     fn ask(&self, conversation: usize, turn: usize) -> Ask {
         let ask = Ask::new(&self.input(conversation, turn)).max(self.max_tokens);
-        if self.is_sampled {
-            ask.sampled(conversation)
-        } else {
-            ask
+        match (turn + 1) % self.greedy_every {
+            0 => ask,
+            _ => ask.sampled(conversation),
         }
     }
 
@@ -147,7 +146,7 @@ fn assert_within_memory(server: &Server) {
 /// The issue's own case: the device holds two conversations, DRAM four, RocksDB ten, and fifty talk.
 #[test]
 fn fifty_conversations_say_what_they_would_say_with_room_for_everything() {
-    let script = Script { is_sampled: false, num_conversations: 50, num_turns: 5, max_tokens: 8, words_per_turn: 8 };
+    let script = Script { greedy_every: 2, num_conversations: 50, num_turns: 5, max_tokens: 10, words_per_turn: 6 };
     let roomy = Server::start(Settings::roomy(ModelKind::Demo));
     let expected = script.play(&roomy.client, 8, 1);
     // Of a reply's last token there is no K/V before the next turn feeds it; everything else is there.
@@ -164,13 +163,14 @@ fn fifty_conversations_say_what_they_would_say_with_room_for_everything() {
     assert_same_replies(&expected, &actual);
     let num_own = check_canaries(&actual);
     // The check is worth something only if the model does say such words.
-    assert!(num_own > 10, "only {num_own} replies hold their conversation's word");
+    assert!(num_own > 20, "only {num_own} replies hold their conversation's word");
 
     let metrics = server.settle();
     for source in ["device", "dram", "rocks", "recomputed"] {
         assert!(metrics.tokens(source) > 0, "no token came from {source}");
     }
     assert_eq!(metrics.count("keepsake_kv_load_failures_total"), 0);
+    assert!(!server.log.contains("writes fail"), "the disk is fine: {}", server.log.tail(20));
     assert_honest_totals(&metrics, &actual);
     assert_within_memory(&server);
     assert_nothing_is_lost(&server, &[("dram", 4 * chunks), ("rocks", 10 * chunks)]);
@@ -181,7 +181,7 @@ fn fifty_conversations_say_what_they_would_say_with_room_for_everything() {
 /// the tiers, two steps in flight.
 #[test]
 fn a_storm_of_conversations_with_tiers_of_every_shape() {
-    let script = Script { is_sampled: true, num_conversations: 50, num_turns: 5, max_tokens: 40, words_per_turn: 6 };
+    let script = Script { greedy_every: 5, num_conversations: 50, num_turns: 5, max_tokens: 40, words_per_turn: 6 };
     let roomy = Server::start(Settings::roomy(ModelKind::Tiny));
     let expected = script.play(&roomy.client, 8, 1);
     roomy.finish();

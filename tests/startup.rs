@@ -24,7 +24,7 @@ fn impossible_configurations_are_refused_in_one_line() {
         ("[server]\nmax_queued = -1\n".to_owned(), ["server.max_queued", "-1"]),
         ("[server]\nbind = \"0.0.0.0:0\"\n".to_owned(), ["server.bind", "loopback"]),
         ("[sessions]\nidle_after = \"10 bananas\"\n".to_owned(), ["sessions.idle_after", "bananas"]),
-        ("[scheduler]\nreserve = nan\n".to_owned(), ["scheduler.reserve", "nan"]),
+        ("[scheduler]\nreserve = nan\n".to_owned(), ["scheduler.reserve", "NaN"]),
         ("[model]\npath = \"no/such/file\"\n".to_owned(), ["model.path", "no/such/file"]),
         ("not toml".to_owned(), ["keepsake.toml", "1"]),
         (device("64 TiB"), ["tiers[0].capacity", "64 TiB"]),

@@ -8,7 +8,10 @@ use support::{best_of, threads};
 
 fn main() {
     let lowest = if std::env::args().any(|arg| arg == "all") { Isa::Portable } else { Isa::Avx512 };
-    println!("{:>12} {:>6} {:>6} {:>10} {:>10} {:>9} {:>10}", "isa", "rows", "past", "wall us", "cpu us", "GMAC/s", "ns/key");
+    println!(
+        "{:>12} {:>6} {:>6} {:>10} {:>10} {:>9} {:>10}",
+        "isa", "rows", "past", "wall us", "cpu us", "GMAC/s", "ns/key"
+    );
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available() && *isa >= lowest) {
         let device = Device::open_cpu(threads(), isa).expect("available");
         let layout = KvLayout { num_layers: 1, num_kv_heads: 3, head_dim: 64, chunk_tokens: 32 };
@@ -17,8 +20,13 @@ fn main() {
         for (rows, past) in [(1, 127), (1, 1023), (1, 2047), (4, 1023), (16, 1008), (64, 960), (512, 0), (512, 1024)] {
             let q = Buffer::from_slice(&device, &vec![0.1; rows * 576]).expect("memory");
             let out = Buffer::zeros(&device, rows * 576).expect("memory");
-            let entry =
-                Entry { first_row: 0, num_rows: rows as u32, first_position: past as u32, first_block: 0, num_blocks: 80 };
+            let entry = Entry {
+                first_row: 0,
+                num_rows: rows as u32,
+                first_position: past as u32,
+                first_block: 0,
+                num_blocks: 80,
+            };
             let (wall, cpu) = best_of(40, || {
                 device.run(|w| ops::attention(w, &q, &pool, 0, &[entry], &blocks, 9, 0.125, &out).expect("fits"))
             });

@@ -18,7 +18,10 @@ fn shapes<const N: usize>(all: [(DType, usize, usize); N]) -> Vec<(DType, usize,
 
 fn main() {
     let lowest = if std::env::args().any(|arg| arg == "all") { Isa::Portable } else { Isa::Avx2 };
-    println!("{:>12} {:>6} {:>6}x{:<5} {:>5} {:>10} {:>10} {:>9} {:>7}", "isa", "dtype", "n", "k", "rows", "wall us", "cpu us", "GMAC/s", "GB/s");
+    println!(
+        "{:>12} {:>6} {:>6}x{:<5} {:>5} {:>10} {:>10} {:>9} {:>7}",
+        "isa", "dtype", "n", "k", "rows", "wall us", "cpu us", "GMAC/s", "GB/s"
+    );
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available() && *isa > lowest) {
         let device = Device::open_cpu(threads(), isa).expect("available");
         for (dtype, n, k) in shapes([

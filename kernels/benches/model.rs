@@ -125,7 +125,16 @@ fn main() {
     };
     let by_op = std::env::args().any(|arg| arg == "ops");
     println!("{:>8} {:>6} {:>6} {:>10} {:>10} {:>12}", "streams", "rows", "past", "wall ms", "cpu ms", "tok/s (cpu)");
-    for (streams, rows, past) in [(1, 1, 128), (1, 1, 1500), (8, 1, 128), (8, 1, 1000), (16, 1, 1000), (1, 32, 1000), (1, 512, 0), (1, 512, 1000)] {
+    for (streams, rows, past) in [
+        (1, 1, 128),
+        (1, 1, 1500),
+        (8, 1, 128),
+        (8, 1, 1000),
+        (16, 1, 1000),
+        (1, 32, 1000),
+        (1, 512, 0),
+        (1, 512, 1000),
+    ] {
         let batch = batch(streams, rows, past);
         TIMES.with_borrow_mut(Vec::clear);
         let reps = if rows > 100 { 5 } else { 15 };

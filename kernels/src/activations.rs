@@ -1,7 +1,7 @@
 //! The input of matrix products: rows of activations in the forms that the weights at hand want.
 
-use crate::cpu::memory::Memory;
 use crate::cpu::isa::Isa;
+use crate::cpu::memory::Memory;
 use crate::device::Device;
 use crate::error::{ensure, Result};
 use crate::matrix::Matrix;
@@ -99,7 +99,11 @@ impl Activations {
     pub(crate) fn check_fits(&self, op: &'static str, rows: usize, k: usize) -> Result<()> {
         ensure!(op, rows <= self.max_rows, "{rows} rows for activations of {}", self.max_rows);
         ensure!(op, k > 0 && k <= self.max_k, "k = {k} for activations of {}", self.max_k);
-        ensure!(op, !self.forms.integers || k % 32 == 0, "k = {k} is not a multiple of 32, which quantised weights need");
+        ensure!(
+            op,
+            !self.forms.integers || k.is_multiple_of(32),
+            "k = {k} is not a multiple of 32, which quantised weights need"
+        );
         Ok(())
     }
 

@@ -18,7 +18,7 @@ impl Buffer {
     /// `len` zeros.
     pub fn zeros(device: &Device, len: usize) -> Result<Buffer> {
         let _host = device.isa();
-        let bytes = len.checked_mul(4).unwrap_or(usize::MAX);
+        let bytes = len.saturating_mul(4);
         Ok(Buffer { memory: Memory::zeroed("a buffer", bytes)?, len })
     }
 

@@ -59,7 +59,7 @@ impl DType {
 
     /// Bytes of `elements` elements, or `None` when they are not whole blocks or the size overflows.
     pub fn bytes_for(self, elements: usize) -> Option<usize> {
-        if elements % self.block_len() != 0 {
+        if !elements.is_multiple_of(self.block_len()) {
             return None;
         }
         (elements / self.block_len()).checked_mul(self.block_bytes())

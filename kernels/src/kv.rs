@@ -85,7 +85,7 @@ impl KvPool {
         let _host = device.isa();
         layout.check()?;
         ensure!("KvPool::new", num_blocks <= u32::MAX as usize, "{num_blocks} blocks exceed a BlockId");
-        let bytes = layout.layer_chunk_bytes().checked_mul(num_blocks).unwrap_or(usize::MAX);
+        let bytes = layout.layer_chunk_bytes().saturating_mul(num_blocks);
         let layers = (0..layout.num_layers).map(|_| Memory::zeroed("a layer of K/V", bytes)).collect::<Result<_>>()?;
         Ok(KvPool { layers, layout, num_blocks })
     }

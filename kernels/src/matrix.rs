@@ -32,7 +32,12 @@ impl Matrix {
     pub fn pack(device: &Device, dtype: DType, n: usize, k: usize, bytes: &[u8]) -> Result<Matrix> {
         let op = "Matrix::pack";
         ensure!(op, n > 0 && k > 0, "{n} x {k}");
-        ensure!(op, k % dtype.block_len() == 0, "k = {k} is not whole blocks of {dtype} ({})", dtype.block_len());
+        ensure!(
+            op,
+            k.is_multiple_of(dtype.block_len()),
+            "k = {k} is not whole blocks of {dtype} ({})",
+            dtype.block_len()
+        );
         let want = dtype.bytes_for(k).and_then(|row| row.checked_mul(n));
         ensure!(op, want == Some(bytes.len()), "{} bytes for {n} x {k} of {dtype}", bytes.len());
         let store = match (device.isa(), Format::of(dtype)) {

@@ -16,11 +16,24 @@ pub enum RopeStyle {
 pub enum RopeScaling {
     None,
     /// Positions divided by `factor`.
-    Linear { factor: f64 },
+    Linear {
+        factor: f64,
+    },
     /// Llama 3.1: long wavelengths divided by `factor`, short ones kept, smooth between.
-    Llama3 { factor: f64, low_freq_factor: f64, high_freq_factor: f64, original_context: f64 },
+    Llama3 {
+        factor: f64,
+        low_freq_factor: f64,
+        high_freq_factor: f64,
+        original_context: f64,
+    },
     /// YaRN (arXiv 2309.00071). `attention_factor` scales cos and sin; `None`: 0.1 ln(factor) + 1.
-    Yarn { factor: f64, beta_fast: f64, beta_slow: f64, original_context: f64, attention_factor: Option<f64> },
+    Yarn {
+        factor: f64,
+        beta_fast: f64,
+        beta_slow: f64,
+        original_context: f64,
+        attention_factor: Option<f64>,
+    },
 }
 
 /// What a [`RopeTable`] is made of.
@@ -87,7 +100,8 @@ impl RopeSpec {
                 } else if wavelength < original_context / high_freq_factor {
                     frequency
                 } else {
-                    let smooth = (original_context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    let smooth =
+                        (original_context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
                     (1.0 - smooth) * frequency / factor + smooth * frequency
                 }
             }
@@ -109,7 +123,12 @@ impl RopeSpec {
 impl RopeTable {
     pub fn new(spec: &RopeSpec) -> Result<RopeTable> {
         let half = spec.rotary_dim / 2;
-        ensure!("RopeTable", spec.rotary_dim > 0 && spec.rotary_dim % 2 == 0, "rotary_dim {}", spec.rotary_dim);
+        ensure!(
+            "RopeTable",
+            spec.rotary_dim > 0 && spec.rotary_dim.is_multiple_of(2),
+            "rotary_dim {}",
+            spec.rotary_dim
+        );
         ensure!("RopeTable", spec.theta > 1.0 && spec.theta.is_finite(), "theta {}", spec.theta);
         ensure!("RopeTable", spec.max_positions <= 1 << 28, "max_positions {}", spec.max_positions);
         if let Some(factors) = &spec.freq_factors {

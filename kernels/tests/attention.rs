@@ -1,5 +1,7 @@
 //! Attention and the K/V write: against the reference, and bit by bit across splits, holes, block orders and teams.
 
+#![allow(clippy::single_range_in_vec_init)] // a step is a list of ranges, often of one
+
 mod support;
 
 use keepsake_kernels::{
@@ -129,9 +131,14 @@ fn prefill(len: usize) -> Vec<Step> {
 }
 
 fn matches_reference(isa: Isa) {
-    for (num_kv_heads, group, head_dim, chunk_tokens, len) in
-        [(1, 1, 16, 32, 1), (3, 3, 64, 32, 75), (2, 4, 80, 16, 40), (2, 2, 24, 8, 33), (1, 6, 128, 32, 300), (2, 1, 20, 5, 9)]
-    {
+    for (num_kv_heads, group, head_dim, chunk_tokens, len) in [
+        (1, 1, 16, 32, 1),
+        (3, 3, 64, 32, 75),
+        (2, 4, 80, 16, 40),
+        (2, 2, 24, 8, 33),
+        (1, 6, 128, 32, 300),
+        (2, 1, 20, 5, 9),
+    ] {
         let mut shape = Shape::new(num_kv_heads, group, head_dim, chunk_tokens);
         for style in [RopeStyle::Interleaved, RopeStyle::HalfSplit] {
             shape.style = style;

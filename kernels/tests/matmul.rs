@@ -4,11 +4,22 @@ mod support;
 
 use keepsake_kernels::ops::{self, Accumulate};
 use keepsake_kernels::{Activations, Buffer, DType, Isa, KernelError, Matrix};
+use proptest::prelude::*;
 use rand::Rng;
 use support::*;
 
 /// `x . weights^T`, on top of `before` where given.
-fn product(isa: Isa, threads: usize, dtype: DType, n: usize, k: usize, weights: &[u8], x: &[f32], before: Option<&[f32]>) -> Vec<f32> {
+#[allow(clippy::too_many_arguments)]
+fn product(
+    isa: Isa,
+    threads: usize,
+    dtype: DType,
+    n: usize,
+    k: usize,
+    weights: &[u8],
+    x: &[f32],
+    before: Option<&[f32]>,
+) -> Vec<f32> {
     let device = device(isa, threads);
     let rows = x.len() / k;
     let matrix = Matrix::pack(&device, dtype, n, k, weights).expect("weights fit");
@@ -105,14 +116,21 @@ fn packed_weights_stay_quantised() {
         let (n, k) = (192, 512);
         let weights = random_weights(&mut rng, dtype, n, k);
         let matrix = Matrix::pack(&device, dtype, n, k, &weights).expect("weights fit");
-        assert!(matrix.bytes() as f64 <= 1.15 * weights.len() as f64, "{dtype}: {} for {}", matrix.bytes(), weights.len());
+        assert!(
+            matrix.bytes() as f64 <= 1.15 * weights.len() as f64,
+            "{dtype}: {} for {}",
+            matrix.bytes(),
+            weights.len()
+        );
     }
 }
 
 #[test]
 fn hostile_shapes_are_errors() {
     let device = device(Isa::detect(), 2);
-    for (n, k, len) in [(0, 32, 0), (1, 0, 0), (1, 31, 20), (2, 32, 20), (1, 32, 21), (usize::MAX, 32, 20), (1, 1 << 17, 20 << 12)] {
+    for (n, k, len) in
+        [(0, 32, 0), (1, 0, 0), (1, 31, 20), (2, 32, 20), (1, 32, 21), (usize::MAX, 32, 20), (1, 1 << 17, 20 << 12)]
+    {
         let packed = Matrix::pack(&device, DType::Q4_1, n, k, &vec![0; len]);
         assert!(matches!(packed, Err(KernelError::Shape { .. })), "{n} x {k} from {len} bytes: {packed:?}");
     }
@@ -129,4 +147,30 @@ fn hostile_shapes_are_errors() {
         ops::prepare(w, &x, 1, 32, &acts).expect("shapes fit");
         assert!(ops::matmul(w, &acts, &matrix, &out, Accumulate::Set).is_err(), "another k");
     });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// A row's products do not depend on the rows around it, on where it stands among them, or on the team.
+    #[test]
+    fn rows_alone_and_in_any_batch(
+        dtype in proptest::sample::select(DType::ALL.to_vec()),
+        n in 1usize..100,
+        rows in 2usize..40,
+        threads in 1usize..4,
+        seed in any::<u64>(),
+    ) {
+        let mut rng = rng(seed);
+        let k = dtype.block_len().max(96);
+        let weights = random_weights(&mut rng, dtype, n, k);
+        let x = random(&mut rng, rows * k, 2.0);
+        for isa in fast_isas() {
+            let batch = product(isa, threads, dtype, n, k, &weights, &x, None);
+            let (at, len) = (rng.random_range(0..rows), rng.random_range(1..rows + 1));
+            let some = at..(at + len).min(rows);
+            let few = product(isa, 1, dtype, n, k, &weights, &x[some.start * k..some.end * k], None);
+            prop_assert_eq!(bits(&few), bits(&batch[some.start * n..some.end * n]), "{} on {}", dtype, isa);
+        }
+    }
 }

@@ -4,8 +4,8 @@
 #   tests/bench/compare.sh KEEPSAKE MODEL.gguf
 #
 # KEEPSAKE is the binary. Environment: PYTHON, an interpreter that has llama-cpp-python (default python3);
-# ROUNDS, how often each side runs (default 3, each round is a median of 7); THREADS (default 2); LLAMA_ARGS, more
-# arguments for llama_cpp_rates.py.
+# ROUNDS, how often each side runs (default 3, each round is a median of 7); THREADS (default 2); BENCH_ARGS, more
+# arguments for both, such as "--decode 64 --streams 1,4"; LLAMA_ARGS, more arguments for llama_cpp_rates.py.
 set -euo pipefail
 
 if [ $# -ne 2 ]; then
@@ -28,7 +28,7 @@ results=$(mktemp)
 trap 'rm -f "$results"' EXIT
 for round in $(seq "$rounds"); do
   echo "round $round of $rounds" >&2
-  KEEPSAKE__DEVICE__THREADS=$threads "$keepsake" bench --model "$model" | tee -a "$results"
-  "$python" "$here/llama_cpp_rates.py" --model "$model" --threads "$threads" ${LLAMA_ARGS:-} | tee -a "$results"
+  KEEPSAKE__DEVICE__THREADS=$threads "$keepsake" bench --model "$model" ${BENCH_ARGS:-} | tee -a "$results"
+  "$python" "$here/llama_cpp_rates.py" --model "$model" --threads "$threads" ${BENCH_ARGS:-} ${LLAMA_ARGS:-} | tee -a "$results"
 done
 "$python" "$here/ratios.py" "$results"

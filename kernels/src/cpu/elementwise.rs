@@ -1,9 +1,9 @@
 //! SiLU gate and sum.
 
+use super::isa::Isa;
 use super::reference;
 use super::simd::{dispatch, Kernel, Simd, LANES};
 use super::team::Worker;
-use super::isa::Isa;
 
 pub(crate) fn silu_mul(w: &Worker, gate: *const f32, up: *const f32, len: usize, out: *mut f32) {
     let share = vector_share(w, len);

@@ -22,7 +22,7 @@ pub(crate) struct FloatPanels {
 impl FloatPanels {
     pub(crate) fn pack(dtype: DType, n: usize, k: usize, bytes: &[u8]) -> Result<FloatPanels> {
         let size = dtype.block_bytes();
-        let padded = n.next_multiple_of(LANES).checked_mul(k * size).unwrap_or(usize::MAX);
+        let padded = n.next_multiple_of(LANES).saturating_mul(k * size);
         let memory = Memory::zeroed("a float matrix", padded)?;
         for (index, element) in bytes.chunks_exact(size).enumerate() {
             let (output, i) = (index / k, index % k);

@@ -89,7 +89,10 @@ fn has_amx() -> bool {
     *GRANTED.get_or_init(|| {
         let leaf7 = std::arch::x86_64::__cpuid_count(7, 0);
         let wanted = 1 << 22 | 1 << 24 | 1 << 25;
-        if std::arch::x86_64::__cpuid(0).eax < 7 || leaf7.edx & wanted != wanted || !is_x86_feature_detected!("avx512bf16") {
+        if std::arch::x86_64::__cpuid(0).eax < 7
+            || leaf7.edx & wanted != wanted
+            || !is_x86_feature_detected!("avx512bf16")
+        {
             return false;
         }
         // SAFETY: arch_prctl with this code only asks the kernel for a permission; it touches no memory of ours.

@@ -5,7 +5,15 @@ use super::reference;
 use super::simd::{dispatch, Kernel, Simd, LANES};
 use super::team::Worker;
 
-pub(crate) fn rms_norm(w: &Worker, x: *const f32, weight: *const f32, eps: f32, rows: usize, dim: usize, out: *mut f32) {
+pub(crate) fn rms_norm(
+    w: &Worker,
+    x: *const f32,
+    weight: *const f32,
+    eps: f32,
+    rows: usize,
+    dim: usize,
+    out: *mut f32,
+) {
     for row in w.share(rows) {
         // SAFETY: the operation checked rows x dim against both buffers; rows are this worker's.
         let (x, out) = unsafe { (x.add(row * dim), out.add(row * dim)) };

@@ -137,8 +137,8 @@ unsafe fn quantise_row<S: Simd>(x: &[f32], row: usize, k: usize, into: &Activati
             let sums = S::sums_of_16(&integers);
             let count = ((k - tile * TILE_K) / 16).min(sums.len());
             let (sixteens, blocks) = (into.sums(16).add(row * (k / 16)), into.sums(32).add(row * (k / 32)));
-            for i in 0..count {
-                *sixteens.add(tile * 4 + i) = sums[i];
+            for (i, &sum) in sums.iter().enumerate().take(count) {
+                *sixteens.add(tile * 4 + i) = sum;
             }
             for i in 0..count / 2 {
                 *blocks.add(tile * 2 + i) = sums[2 * i] + sums[2 * i + 1];

@@ -76,7 +76,8 @@ pub(crate) fn rope_and_write(w: &Worker, rows: &Rows, table: &RopeTable, pool: &
         // SAFETY: rows, slots and layer were checked; a row and its slot are this worker's.
         unsafe {
             let width = rows.num_heads * layout.head_dim;
-            for head in std::slice::from_raw_parts_mut(rows.q.add(row * width), width).chunks_exact_mut(layout.head_dim) {
+            for head in std::slice::from_raw_parts_mut(rows.q.add(row * width), width).chunks_exact_mut(layout.head_dim)
+            {
                 rotate(head);
             }
             for kv_head in 0..layout.num_kv_heads {

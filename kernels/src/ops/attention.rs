@@ -24,7 +24,7 @@ pub fn attention(
     let op = "attention";
     let layout = pool.layout();
     ensure!(op, layer < layout.num_layers, "layer {layer} of {}", layout.num_layers);
-    let grouped = num_heads > 0 && num_heads % layout.num_kv_heads == 0;
+    let grouped = num_heads > 0 && num_heads.is_multiple_of(layout.num_kv_heads);
     ensure!(op, grouped, "{num_heads} heads on {} K/V heads", layout.num_kv_heads);
     ensure!(op, !std::ptr::eq(q, out), "q and out are the same buffer");
     let width = num_heads.saturating_mul(layout.head_dim);

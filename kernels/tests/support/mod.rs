@@ -30,7 +30,8 @@ pub fn random_weights(rng: &mut StdRng, dtype: DType, n: usize, k: usize) -> Vec
     let put = |bytes: &mut Vec<u8>, value: f32| bytes.extend(f16::from_f32(value).to_le_bytes());
     let scale = |rng: &mut StdRng| 0.002 + 0.01 * rng.random::<f32>();
     for _ in 0..n * k / dtype.block_len() {
-        let body = |rng: &mut StdRng, bytes: &mut Vec<u8>, len: usize| bytes.extend((0..len).map(|_| rng.random::<u8>()));
+        let body =
+            |rng: &mut StdRng, bytes: &mut Vec<u8>, len: usize| bytes.extend((0..len).map(|_| rng.random::<u8>()));
         match dtype {
             DType::F32 => bytes.extend((rng.random::<f32>() - 0.5).to_le_bytes()),
             DType::F16 => put(&mut bytes, rng.random::<f32>() - 0.5),
@@ -75,7 +76,8 @@ pub fn all(buffer: &Buffer) -> Vec<f32> {
 pub fn relative_error(got: &[f32], want: &[f32]) -> f32 {
     assert_eq!(got.len(), want.len());
     let rms = (want.iter().map(|v| v * v).sum::<f32>() / want.len().max(1) as f32).sqrt();
-    let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0.0, |a, b| if b.is_nan() || b > a { b } else { a });
+    let worst =
+        got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0.0, |a, b| if b.is_nan() || b > a { b } else { a });
     worst / rms.max(1e-20)
 }
 

@@ -65,7 +65,7 @@ impl Kernel for Tasks<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let num_kv_heads = self.job.pool.layout().num_kv_heads;
-        let in_lanes_only = self.job.pool.layout().head_dim % LANES != 0;
+        let in_lanes_only = !self.job.pool.layout().head_dim.is_multiple_of(LANES);
         let mut before = 0;
         let mut next = self.w.claim(usize::MAX).expect("no bound");
         for entry in self.job.entries {

@@ -245,7 +245,14 @@ unsafe fn scores_of_strip<S: Simd>(q: *const f32, k: *const f32, to: *mut f32, d
 /// # Safety
 /// As [`Simd`]; scratch is sized for `dim`.
 #[inline(always)]
-unsafe fn softmax<S: Simd>(task: &Task, scratch: &mut Scratch, head: usize, dim: usize, first_key: usize, count: usize) {
+unsafe fn softmax<S: Simd>(
+    task: &Task,
+    scratch: &mut Scratch,
+    head: usize,
+    dim: usize,
+    first_key: usize,
+    count: usize,
+) {
     // SAFETY: rows, keys and heads stay inside scratch.
     unsafe {
         let scores = scratch.scores.as_mut_ptr();

@@ -89,9 +89,9 @@ unsafe fn heads<S: Simd, const H: usize>(task: &Task, row: usize, first_head: us
             }
         }
         merge_heads::<S, H>(total, &mut total_state, part, &part_state, dim);
-        for head in 0..H {
+        for (head, state) in total_state.iter().enumerate() {
             let out = task.job.out.add(task.row_element(row, first_head + head));
-            finish::<S>(total.as_ptr().add(head * dim), total_state[head].1, dim, out);
+            finish::<S>(total.as_ptr().add(head * dim), state.1, dim, out);
         }
     }
     SCRATCH.set(scratch);
@@ -127,7 +127,12 @@ unsafe fn prefetch<S: Simd>(task: &Task, first_key: usize, num_keys: usize) {
 /// # Safety
 /// As [`Simd`]; keys point at `dim` f16, `q` at H x dim.
 #[inline(always)]
-unsafe fn scores<S: Simd, const H: usize>(keys: &[*const u16], q: *const f32, dim: usize, to: &mut [[f32; TILE_KEYS]; H]) {
+unsafe fn scores<S: Simd, const H: usize>(
+    keys: &[*const u16],
+    q: *const f32,
+    dim: usize,
+    to: &mut [[f32; TILE_KEYS]; H],
+) {
     // SAFETY: by the caller's word.
     unsafe {
         for (strip, keys) in keys.chunks(LANES).enumerate() {
@@ -191,8 +196,7 @@ unsafe fn values<S: Simd, const H: usize, const VECTORS: usize>(
     // SAFETY: by the caller's word.
     unsafe {
         let at = |head: usize, i: usize| part.add(head * dim + column + i * LANES);
-        let mut sums: [[S; VECTORS]; H] =
-            std::array::from_fn(|head| std::array::from_fn(|i| S::load(at(head, i))));
+        let mut sums: [[S; VECTORS]; H] = std::array::from_fn(|head| std::array::from_fn(|i| S::load(at(head, i))));
         for (key, &k) in keys.iter().enumerate() {
             let v: [S; VECTORS] = std::array::from_fn(|i| S::load_f16(k.add(v_offset + column + i * LANES)));
             for (head, sums) in sums.iter_mut().enumerate() {

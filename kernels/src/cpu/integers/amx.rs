@@ -132,8 +132,7 @@ unsafe fn configure(rows: u8) {
         column_bytes: [u16; 16],
         rows: [u8; 16],
     }
-    let mut config =
-        Config { palette: 1, start_row: 0, reserved: [0; 14], column_bytes: [0; 16], rows: [0; 16] };
+    let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], column_bytes: [0; 16], rows: [0; 16] };
     for tile in 0..8 {
         config.column_bytes[tile] = 64;
         config.rows[tile] = if tile < 6 { rows } else { 16 };

@@ -63,7 +63,10 @@ unsafe fn tile<const BITS: u32, const SHIFT: u32, const R: usize>(task: &Task, p
         let mut totals = [[_mm512_setzero_pd(); 2]; R];
         let x: [*const i8; R] = std::array::from_fn(|r| {
             let row = first_row + r;
-            task.x.integers::<i8>().add(row / TILE_ROWS * k_tiles * 2 * TILE_BYTES + row % TILE_ROWS * TILE_K).cast_const()
+            task.x
+                .integers::<i8>()
+                .add(row / TILE_ROWS * k_tiles * 2 * TILE_BYTES + row % TILE_ROWS * TILE_K)
+                .cast_const()
         });
         let group_len = BLOCK / groups;
         let sums: [*const i32; R] =
@@ -79,6 +82,7 @@ unsafe fn tile<const BITS: u32, const SHIFT: u32, const R: usize>(task: &Task, p
                     let high: *const i32 = x[r].add(at).cast();
                     let low: *const i32 = x[r].add(at + TILE_BYTES).cast();
                     let (mut highs, mut lows) = (_mm512_setzero_si512(), _mm512_setzero_si512());
+                    #[allow(clippy::needless_range_loop)] // iterators keep the codes in memory, indices in registers
                     for g in part * 8 / groups..(part + 1) * 8 / groups {
                         highs = _mm512_dpbusd_epi32(highs, codes[g], _mm512_set1_epi32(high.add(g).read_unaligned()));
                         lows = _mm512_dpbusd_epi32(lows, codes[g], _mm512_set1_epi32(low.add(g).read_unaligned()));
@@ -202,12 +206,8 @@ pub(super) unsafe fn unpack<const BITS: u32>(codes: *const u8) -> [__m512i; 8] {
         let bits = _mm512_set1_epi8(48);
         for half in 0..2 {
             let high = part(4 + half);
-            let shifted = [
-                _mm512_slli_epi16::<4>(high),
-                _mm512_slli_epi16::<2>(high),
-                high,
-                _mm512_srli_epi16::<2>(high),
-            ];
+            let shifted =
+                [_mm512_slli_epi16::<4>(high), _mm512_slli_epi16::<2>(high), high, _mm512_srli_epi16::<2>(high)];
             for g in 0..4 {
                 out[4 * half + g] = _mm512_or_si512(out[4 * half + g], _mm512_and_si512(shifted[g], bits));
             }

@@ -17,12 +17,14 @@ pub(super) fn run(task: &Task, tiles: bool) {
                 unsafe {
                     let code = i64::from(code_at(panel.codes, format.bits, lane, i));
                     let scale = i64::from(*panel.scales.add(group));
-                    let min = format.bias.map_or_else(|| i64::from(*panel.mins.add(group)), |bias| -i64::from(bias) * scale);
+                    let min =
+                        format.bias.map_or_else(|| i64::from(*panel.mins.add(group)), |bias| -i64::from(bias) * scale);
                     *weight = scale * code + min;
                 }
             }
             for row in 0..rows {
-                let total: i64 = weights.iter().enumerate().map(|(i, w)| w * i64::from(integer_at(task, tiles, row, i))).sum();
+                let total: i64 =
+                    weights.iter().enumerate().map(|(i, w)| w * i64::from(integer_at(task, tiles, row, i))).sum();
                 // SAFETY: the row's scale, the output's step and place exist; the output is this task's.
                 unsafe {
                     let value = round_total(total as f64) * *panel.steps.add(lane) * *task.x.scales().add(row);
@@ -39,7 +41,8 @@ fn integer_at(task: &Task, tiles: bool, row: usize, i: usize) -> i32 {
     // SAFETY: row and i lie below the activations' shape.
     unsafe {
         if tiles {
-            let base = (row / TILE_ROWS * k_tiles + i / TILE_K) * 2 * TILE_BYTES + row % TILE_ROWS * TILE_K + i % TILE_K;
+            let base =
+                (row / TILE_ROWS * k_tiles + i / TILE_K) * 2 * TILE_BYTES + row % TILE_ROWS * TILE_K + i % TILE_K;
             let plane = task.x.integers::<i8>().add(base);
             256 * i32::from(*plane) + i32::from(*plane.add(TILE_BYTES))
         } else {

@@ -31,9 +31,9 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const PANIC_EXIT_CODE: i32 = 70;
 
 const ABOUT_STATE: &str = "\
-Prints a JSON object a line. The tiers are the configured ones, but durable tiers and stored turns live in a new folder \
-that is removed at the end, whatever paths the configuration names: the bench neither reads nor changes the state of a \
-server. Set KEEPSAKE__DEVICE__THREADS and the like to vary one setting.";
+Prints a JSON object a line. The tiers are the configured ones, but durable tiers and stored
+turns live in a new folder that is removed at the end, whatever paths the configuration names:
+the bench neither reads nor changes the state of a server.";
 
 #[derive(Debug, Args)]
 #[command(after_help = ABOUT_STATE)]
