@@ -34,7 +34,7 @@ impl Script {
 
     fn ask(&self, conversation: usize, turn: usize) -> Ask {
         let ask = Ask::new(&self.input(conversation, turn)).max(self.max_tokens);
-        match (turn + 1) % self.greedy_every {
+        match turn % self.greedy_every {
             0 => ask,
             _ => ask.sampled(conversation),
         }

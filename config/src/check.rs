@@ -7,28 +7,14 @@ use bytesize::ByteSize;
 use crate::units::format_size;
 use crate::ConfigError;
 
-pub(crate) fn number_in(
-    path: &str,
-    value: usize,
-    least: usize,
-    most: usize,
-) -> Result<(), ConfigError> {
+pub(crate) fn number_in(path: &str, value: usize, least: usize, most: usize) -> Result<(), ConfigError> {
     if (least..=most).contains(&value) {
         return Ok(());
     }
-    Err(ConfigError::invalid(
-        path,
-        value.to_string(),
-        format!("must be {least} to {most}"),
-    ))
+    Err(ConfigError::invalid(path, value.to_string(), format!("must be {least} to {most}")))
 }
 
-pub(crate) fn size_in(
-    path: &str,
-    value: ByteSize,
-    least: ByteSize,
-    most: ByteSize,
-) -> Result<(), ConfigError> {
+pub(crate) fn size_in(path: &str, value: ByteSize, least: ByteSize, most: ByteSize) -> Result<(), ConfigError> {
     if (least..=most).contains(&value) {
         return Ok(());
     }
@@ -36,21 +22,12 @@ pub(crate) fn size_in(
     Err(ConfigError::invalid(path, quoted_size(value), reason))
 }
 
-pub(crate) fn duration_in(
-    path: &str,
-    value: Duration,
-    least: Duration,
-    most: Duration,
-) -> Result<(), ConfigError> {
+pub(crate) fn duration_in(path: &str, value: Duration, least: Duration, most: Duration) -> Result<(), ConfigError> {
     if (least..=most).contains(&value) {
         return Ok(());
     }
     let reason = format!("must be {} to {}", short(least), short(most));
-    Err(ConfigError::invalid(
-        path,
-        format!("{:?}", short(value)),
-        reason,
-    ))
+    Err(ConfigError::invalid(path, format!("{:?}", short(value)), reason))
 }
 
 /// A share of something: 0 to `most`, and a number.
@@ -59,22 +36,14 @@ pub(crate) fn fraction(path: &str, value: f64, most: f64) -> Result<(), ConfigEr
     if (0.0..=most).contains(&value) {
         return Ok(());
     }
-    Err(ConfigError::invalid(
-        path,
-        format!("{value:?}"),
-        format!("must be 0 to {most}"),
-    ))
+    Err(ConfigError::invalid(path, format!("{value:?}"), format!("must be 0 to {most}")))
 }
 
 pub(crate) fn not_empty(path: &str, text: &str) -> Result<(), ConfigError> {
     if !text.trim().is_empty() {
         return Ok(());
     }
-    Err(ConfigError::invalid(
-        path,
-        format!("{text:?}"),
-        "must not be empty",
-    ))
+    Err(ConfigError::invalid(path, format!("{text:?}"), "must not be empty"))
 }
 
 pub(crate) fn quoted_size(size: ByteSize) -> String {

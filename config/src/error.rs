@@ -14,19 +14,10 @@ pub enum ConfigError {
     },
     /// The file is not TOML.
     #[error("config: {}:{line}:{column}: {message}", file.display())]
-    Syntax {
-        file: PathBuf,
-        line: usize,
-        column: usize,
-        message: String,
-    },
+    Syntax { file: PathBuf, line: usize, column: usize, message: String },
     /// A key holds a value that cannot be used, or is not known at all.
     #[error("config: {path} = {value}: {reason}")]
-    Invalid {
-        path: String,
-        value: String,
-        reason: String,
-    },
+    Invalid { path: String, value: String, reason: String },
     /// A required key, or a whole table, is absent.
     #[error("config: {path}: {reason}")]
     Missing { path: String, reason: String },
@@ -34,16 +25,8 @@ pub enum ConfigError {
 
 impl ConfigError {
     /// An error about the value at `path`, for checks that live outside this crate (a backend's own keys, say).
-    pub fn invalid(
-        path: impl Into<String>,
-        value: impl Into<String>,
-        reason: impl Into<String>,
-    ) -> Self {
-        Self::Invalid {
-            path: path.into(),
-            value: value.into(),
-            reason: reason.into(),
-        }
+    pub fn invalid(path: impl Into<String>, value: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Invalid { path: path.into(), value: value.into(), reason: reason.into() }
     }
 
     /// The TOML path that the error is about, when it is about one.
@@ -62,19 +45,8 @@ impl ConfigError {
             _ => format!("{prefix}.{path}"),
         };
         match self {
-            Self::Invalid {
-                path,
-                value,
-                reason,
-            } => Self::Invalid {
-                path: join(path),
-                value,
-                reason,
-            },
-            Self::Missing { path, reason } => Self::Missing {
-                path: join(path),
-                reason,
-            },
+            Self::Invalid { path, value, reason } => Self::Invalid { path: join(path), value, reason },
+            Self::Missing { path, reason } => Self::Missing { path: join(path), reason },
             other => other,
         }
     }
@@ -83,19 +55,8 @@ impl ConfigError {
     pub(crate) fn set_by(self, variable: &str) -> Self {
         let append = |reason: String| format!("{reason} (set by the environment: {variable})");
         match self {
-            Self::Invalid {
-                path,
-                value,
-                reason,
-            } => Self::Invalid {
-                path,
-                value,
-                reason: append(reason),
-            },
-            Self::Missing { path, reason } => Self::Missing {
-                path,
-                reason: append(reason),
-            },
+            Self::Invalid { path, value, reason } => Self::Invalid { path, value, reason: append(reason) },
+            Self::Missing { path, reason } => Self::Missing { path, reason: append(reason) },
             other => other,
         }
     }

@@ -124,11 +124,8 @@ impl Config {
         if guarded || self.server.bind.ip().is_loopback() {
             return Ok(());
         }
-        let reason = "not a loopback address and no [[tenants]] have keys: add a key, or set server.allow_unauthenticated";
-        Err(ConfigError::invalid(
-            "server.bind",
-            format!("\"{}\"", self.server.bind),
-            reason,
-        ))
+        let reason =
+            "not a loopback address and no [[tenants]] have keys: add a key, or set server.allow_unauthenticated";
+        Err(ConfigError::invalid("server.bind", format!("\"{}\"", self.server.bind), reason))
     }
 }

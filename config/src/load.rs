@@ -14,10 +14,8 @@ const ENV_PREFIX: &str = "KEEPSAKE__";
 pub(crate) fn read(file: Option<&Path>) -> Result<Config, ConfigError> {
     let mut figment = Figment::new();
     if let Some(file) = file {
-        let text = std::fs::read_to_string(file).map_err(|cause| ConfigError::Unreadable {
-            file: file.to_owned(),
-            cause,
-        })?;
+        let text =
+            std::fs::read_to_string(file).map_err(|cause| ConfigError::Unreadable { file: file.to_owned(), cause })?;
         figment = figment.merge(Serialized::defaults(parse(file, &text)?));
     }
     figment = figment.merge(Env::prefixed(ENV_PREFIX).split("__"));
@@ -32,10 +30,7 @@ fn parse(file: &Path, text: &str) -> Result<toml::Table, ConfigError> {
     text.parse().map_err(|error: toml::de::Error| {
         let offset = error.span().map_or(0, |span| span.start.min(text.len()));
         let before = &text.as_bytes()[..offset];
-        let line_start = before
-            .iter()
-            .rposition(|&b| b == b'\n')
-            .map_or(0, |i| i + 1);
+        let line_start = before.iter().rposition(|&b| b == b'\n').map_or(0, |i| i + 1);
         ConfigError::Syntax {
             file: file.to_owned(),
             line: 1 + before.iter().filter(|&&b| b == b'\n').count(),
@@ -68,10 +63,7 @@ pub(crate) fn explain(error: figment::Error, tree: &toml::Table) -> ConfigError 
         Kind::MissingField(field) => {
             segments.push(field.into_owned());
             let path = dotted(&segments);
-            return ConfigError::Missing {
-                path,
-                reason: "missing, and there is no default".to_owned(),
-            };
+            return ConfigError::Missing { path, reason: "missing, and there is no default".to_owned() };
         }
         Kind::UnknownField(field, known) => {
             let reason = unknown_key(&field, known);
@@ -98,10 +90,7 @@ pub(crate) fn explain(error: figment::Error, tree: &toml::Table) -> ConfigError 
 }
 
 fn unknown_key(key: &str, known: &[&'static str]) -> String {
-    let nearest = known
-        .iter()
-        .map(|name| (edit_distance(key, name), name))
-        .min();
+    let nearest = known.iter().map(|name| (edit_distance(key, name), name)).min();
     match nearest {
         Some((distance, name)) if distance <= key.len().max(3) / 3 => {
             format!("unknown key, did you mean `{name}`?")

@@ -25,10 +25,7 @@ impl Machine {
             .iter()
             .map(|disk| (disk.mount_point().to_owned(), disk.available_space()))
             .collect();
-        Self {
-            memory_bytes,
-            free_bytes,
-        }
+        Self { memory_bytes, free_bytes }
     }
 
     /// Bytes that a tier in `folder` can grow to: what is free there plus what the folder holds already. None when
@@ -47,9 +44,7 @@ impl Machine {
 /// The folder itself, or the nearest parent that exists, without links.
 fn existing_ancestor(folder: &Path) -> Option<PathBuf> {
     let absolute = std::path::absolute(folder).ok()?;
-    absolute
-        .ancestors()
-        .find_map(|path| path.canonicalize().ok())
+    absolute.ancestors().find_map(|path| path.canonicalize().ok())
 }
 
 fn used_bytes(folder: &Path) -> u64 {

@@ -27,27 +27,16 @@ impl ModelConfig {
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         if let (Some(_), Some(dummy)) = (&self.path, &self.dummy) {
             let reason = "excludes model.path: set one of the two";
-            return Err(ConfigError::invalid(
-                "model.dummy",
-                format!("{dummy:?}"),
-                reason,
-            ));
+            return Err(ConfigError::invalid("model.dummy", format!("{dummy:?}"), reason));
         }
         for (path, text) in [("model.name", &self.name), ("model.dummy", &self.dummy)] {
             if let Some(text) = text {
                 not_empty(path, text)?;
             }
         }
-        for (key, path) in [
-            ("model.path", &self.path),
-            ("model.chat_template", &self.chat_template),
-        ] {
+        for (key, path) in [("model.path", &self.path), ("model.chat_template", &self.chat_template)] {
             if let Some(path) = path.as_ref().filter(|path| !path.exists()) {
-                return Err(ConfigError::invalid(
-                    key,
-                    format!("{path:?}"),
-                    "no such file or folder",
-                ));
+                return Err(ConfigError::invalid(key, format!("{path:?}"), "no such file or folder"));
             }
         }
         match self.max_context {

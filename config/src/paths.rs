@@ -17,8 +17,6 @@ fn base(variable: &str, under_home: &str) -> PathBuf {
     let configured = std::env::var_os(variable).map(PathBuf::from);
     match configured.filter(|path| path.is_absolute()) {
         Some(path) => path,
-        None => std::env::home_dir()
-            .unwrap_or_else(|| PathBuf::from("."))
-            .join(under_home),
+        None => std::env::home_dir().unwrap_or_else(|| PathBuf::from(".")).join(under_home),
     }
 }

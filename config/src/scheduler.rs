@@ -47,19 +47,13 @@ impl SchedulerConfig {
         number_in("scheduler.chunk_tokens", self.chunk_tokens, 8, 256)?;
         if !self.chunk_tokens.is_power_of_two() {
             let value = self.chunk_tokens.to_string();
-            return Err(ConfigError::invalid(
-                "scheduler.chunk_tokens",
-                value,
-                "not a power of two",
-            ));
+            return Err(ConfigError::invalid("scheduler.chunk_tokens", value, "not a power of two"));
         }
         number_in("scheduler.max_running", self.max_running, 1, 4096)?;
         number_in("scheduler.step_tokens", self.step_tokens, 1, 65_536)?;
         if self.step_tokens < self.max_running {
-            let reason = format!(
-                "less than scheduler.max_running ({}): every running sequence needs a row",
-                self.max_running
-            );
+            let reason =
+                format!("less than scheduler.max_running ({}): every running sequence needs a row", self.max_running);
             let value = self.step_tokens.to_string();
             return Err(ConfigError::invalid("scheduler.step_tokens", value, reason));
         }

@@ -52,32 +52,14 @@ impl Default for ServerConfig {
 impl ServerConfig {
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         let hour = Duration::from_secs(3600);
-        size_in(
-            "server.max_body",
-            self.max_body,
-            ByteSize::kib(1),
-            ByteSize::gib(1),
-        )?;
+        size_in("server.max_body", self.max_body, ByteSize::kib(1), ByteSize::gib(1))?;
         number_in("server.max_queued", self.max_queued, 1, 100_000)?;
         number_in("server.http_workers", self.http_workers, 1, 1024)?;
-        duration_in(
-            "server.shutdown_deadline",
-            self.shutdown_deadline,
-            Duration::ZERO,
-            hour,
-        )?;
+        duration_in("server.shutdown_deadline", self.shutdown_deadline, Duration::ZERO, hour)?;
         let ping = Duration::from_millis(100);
         duration_in("server.keep_alive_ping", self.keep_alive_ping, ping, hour)?;
-        match self
-            .allowed_hosts
-            .iter()
-            .position(|host| host.trim().is_empty())
-        {
-            Some(i) => Err(ConfigError::invalid(
-                format!("server.allowed_hosts[{i}]"),
-                "\"\"",
-                "empty host name",
-            )),
+        match self.allowed_hosts.iter().position(|host| host.trim().is_empty()) {
+            Some(i) => Err(ConfigError::invalid(format!("server.allowed_hosts[{i}]"), "\"\"", "empty host name")),
             None => Ok(()),
         }
     }

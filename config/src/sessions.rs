@@ -77,18 +77,10 @@ pub(crate) fn validate_tenants(tenants: &[TenantConfig]) -> Result<(), ConfigErr
         not_empty(&name_path, &tenant.name)?;
         if let Some(first) = names.insert(&tenant.name, i) {
             let reason = format!("the same name as tenants[{first}]");
-            return Err(ConfigError::invalid(
-                name_path,
-                format!("{:?}", tenant.name),
-                reason,
-            ));
+            return Err(ConfigError::invalid(name_path, format!("{:?}", tenant.name), reason));
         }
         if tenant.keys.is_empty() {
-            return Err(ConfigError::invalid(
-                format!("tenants[{i}].keys"),
-                "[]",
-                "a tenant needs at least one key",
-            ));
+            return Err(ConfigError::invalid(format!("tenants[{i}].keys"), "[]", "a tenant needs at least one key"));
         }
         for (k, key) in tenant.keys.iter().enumerate() {
             let path = format!("tenants[{i}].keys[{k}]");
@@ -128,10 +120,7 @@ pub enum LogFormat {
 
 impl Default for TelemetryConfig {
     fn default() -> Self {
-        Self {
-            log: "info".to_owned(),
-            format: LogFormat::Text,
-        }
+        Self { log: "info".to_owned(), format: LogFormat::Text }
     }
 }
 

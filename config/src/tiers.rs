@@ -80,9 +80,7 @@ impl TierConfig {
     /// an unknown key or a wrong type is reported like any other, with the path relative to the tier.
     pub fn parse_options<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
         let figment = Figment::from(Serialized::defaults(&self.options));
-        figment
-            .extract()
-            .map_err(|error| explain(error, &self.options))
+        figment.extract().map_err(|error| explain(error, &self.options))
     }
 }
 
@@ -144,11 +142,7 @@ pub struct RocksOptions {
 
 impl Default for RocksOptions {
     fn default() -> Self {
-        Self {
-            turns_capacity: ByteSize::gib(1),
-            turn_ttl: Duration::from_secs(30 * 24 * 3600),
-            write_buffer: None,
-        }
+        Self { turns_capacity: ByteSize::gib(1), turn_ttl: Duration::from_secs(30 * 24 * 3600), write_buffer: None }
     }
 }
 
@@ -159,25 +153,10 @@ impl RocksOptions {
     pub fn of(tier: &TierConfig) -> Result<Self, ConfigError> {
         let options: Self = tier.parse_options()?;
         let most = ByteSize::tib(1024);
-        size_in(
-            "turns_capacity",
-            options.turns_capacity,
-            ByteSize::mib(16),
-            most,
-        )?;
-        duration_in(
-            "turn_ttl",
-            options.turn_ttl,
-            Duration::from_secs(1),
-            MAX_DURATION,
-        )?;
+        size_in("turns_capacity", options.turns_capacity, ByteSize::mib(16), most)?;
+        duration_in("turn_ttl", options.turn_ttl, Duration::from_secs(1), MAX_DURATION)?;
         if let Some(write_buffer) = options.write_buffer {
-            size_in(
-                "write_buffer",
-                write_buffer,
-                ByteSize::mib(1),
-                ByteSize::gib(4),
-            )?;
+            size_in("write_buffer", write_buffer, ByteSize::mib(1), ByteSize::gib(4))?;
         }
         Ok(options)
     }
@@ -200,11 +179,7 @@ fn place(tier: &TierConfig) -> Place {
     }
 }
 
-pub(crate) fn validate_tiers(
-    tiers: &[TierConfig],
-    device: DeviceKind,
-    machine: &Machine,
-) -> Result<(), ConfigError> {
+pub(crate) fn validate_tiers(tiers: &[TierConfig], device: DeviceKind, machine: &Machine) -> Result<(), ConfigError> {
     check_each(tiers)?;
     check_order(tiers)?;
     check_memory(tiers, device, machine)?;
@@ -222,13 +197,8 @@ fn check_each(tiers: &[TierConfig]) -> Result<(), ConfigError> {
             return Err(ConfigError::invalid(capacity_path(i), "\"0 B\"", reason));
         }
         if let Some(first) = names.insert(tier.name(), i) {
-            let reason =
-                format!("the same name as tiers[{first}]; give one of them another `name`");
-            return Err(ConfigError::invalid(
-                format!("tiers[{i}].name"),
-                format!("{:?}", tier.name()),
-                reason,
-            ));
+            let reason = format!("the same name as tiers[{first}]; give one of them another `name`");
+            return Err(ConfigError::invalid(format!("tiers[{i}].name"), format!("{:?}", tier.name()), reason));
         }
         let options = match tier.kind.as_str() {
             "device" | "dram" => tier.parse_options::<NoOptions>().map(|_| ()),
@@ -247,18 +217,11 @@ struct NoOptions {}
 fn check_order(tiers: &[TierConfig]) -> Result<(), ConfigError> {
     let Some(first) = tiers.first() else {
         let reason = "no tiers: at least a `device` tier is needed".to_owned();
-        return Err(ConfigError::Missing {
-            path: "tiers".to_owned(),
-            reason,
-        });
+        return Err(ConfigError::Missing { path: "tiers".to_owned(), reason });
     };
     let out_of_order = |i: usize, reason: String| {
         let value = format!("{:?}", tiers[i].kind);
-        Err(ConfigError::invalid(
-            format!("tiers[{i}].kind"),
-            value,
-            format!("tiers out of order: {reason}"),
-        ))
+        Err(ConfigError::invalid(format!("tiers[{i}].kind"), value, format!("tiers out of order: {reason}")))
     };
     if place(first) != Place::Device {
         return out_of_order(0, "the first must be `device`".to_owned());
@@ -268,20 +231,13 @@ fn check_order(tiers: &[TierConfig]) -> Result<(), ConfigError> {
             return out_of_order(i, "only the first may be `device`".to_owned());
         }
         if place(&tiers[i]) < place(&tiers[i - 1]) {
-            return out_of_order(
-                i,
-                format!("host memory comes before `{}`", tiers[i - 1].kind),
-            );
+            return out_of_order(i, format!("host memory comes before `{}`", tiers[i - 1].kind));
         }
     }
     Ok(())
 }
 
-fn check_memory(
-    tiers: &[TierConfig],
-    device: DeviceKind,
-    machine: &Machine,
-) -> Result<(), ConfigError> {
+fn check_memory(tiers: &[TierConfig], device: DeviceKind, machine: &Machine) -> Result<(), ConfigError> {
     // Auto counts too: it may fall back to the CPU, whose device pool is host memory.
     let in_memory = |tier: &TierConfig| match place(tier) {
         Place::Device => device != DeviceKind::Cuda,
@@ -292,18 +248,9 @@ fn check_memory(
     let mut sum = 0_u64;
     for (i, tier) in tiers.iter().enumerate().filter(|(_, tier)| in_memory(tier)) {
         let capacity = tier.capacity.as_u64();
-        let refuse = |reason: String| {
-            Err(ConfigError::invalid(
-                capacity_path(i),
-                quoted_size(tier.capacity),
-                reason,
-            ))
-        };
+        let refuse = |reason: String| Err(ConfigError::invalid(capacity_path(i), quoted_size(tier.capacity), reason));
         if capacity > limit {
-            return refuse(format!(
-                "larger than this machine's memory ({})",
-                approximate(limit)
-            ));
+            return refuse(format!("larger than this machine's memory ({})", approximate(limit)));
         }
         sum = sum.saturating_add(capacity);
         if sum > limit {
@@ -318,22 +265,14 @@ fn check_memory(
 }
 
 fn check_disks(tiers: &[TierConfig], machine: &Machine) -> Result<(), ConfigError> {
-    for (i, tier) in tiers
-        .iter()
-        .enumerate()
-        .filter(|(_, tier)| place(tier) == Place::Below)
-    {
+    for (i, tier) in tiers.iter().enumerate().filter(|(_, tier)| place(tier) == Place::Below) {
         // A backend that this crate does not know uses a disk only if it is given a folder.
         if tier.kind != RocksOptions::KIND && tier.path.is_none() {
             continue;
         }
         let folder = tier.folder();
         if folder.exists() && !folder.is_dir() {
-            return Err(ConfigError::invalid(
-                format!("tiers[{i}].path"),
-                format!("{folder:?}"),
-                "not a folder",
-            ));
+            return Err(ConfigError::invalid(format!("tiers[{i}].path"), format!("{folder:?}"), "not a folder"));
         }
         let turns = match tier.kind.as_str() {
             RocksOptions::KIND => RocksOptions::of(tier)?.turns_capacity.as_u64(),
@@ -348,16 +287,9 @@ fn check_disks(tiers: &[TierConfig], machine: &Machine) -> Result<(), ConfigErro
                 0 => String::new(),
                 turns => format!("with turns_capacity {}, ", format_size(ByteSize(turns))),
             };
-            let reason = format!(
-                "{turns}larger than the disk space at {} ({})",
-                folder.display(),
-                approximate(available)
-            );
-            return Err(ConfigError::invalid(
-                capacity_path(i),
-                quoted_size(tier.capacity),
-                reason,
-            ));
+            let reason =
+                format!("{turns}larger than the disk space at {} ({})", folder.display(), approximate(available));
+            return Err(ConfigError::invalid(capacity_path(i), quoted_size(tier.capacity), reason));
         }
     }
     Ok(())

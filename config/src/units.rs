@@ -15,9 +15,7 @@ pub const MAX_DURATION: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// and anything past 2^63 bytes (TOML's own integers end there).
 pub fn parse_size(text: &str) -> Result<ByteSize, String> {
     const EXPECTED: &str = "expected a size with its unit, such as \"2 GiB\" or \"512 MiB\"";
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .ok_or(EXPECTED)?;
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or(EXPECTED)?;
     let (number, unit) = (&text[..digits], text[digits..].trim());
     let unit_bytes = unit_bytes(unit).ok_or(EXPECTED)?;
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
@@ -29,11 +27,9 @@ pub fn parse_size(text: &str) -> Result<ByteSize, String> {
     let whole: u64 = whole.parse().map_err(|_| TOO_LARGE)?;
     // Six digits of a fraction are exact to a millionth of the unit; more is noise.
     let fraction = &fraction[..fraction.len().min(6)];
-    let millionths: u64 = format!("{fraction:0<6}")
-        .parse()
-        .expect("six decimal digits are a u64");
-    let bytes = u128::from(whole) * u128::from(unit_bytes)
-        + u128::from(millionths) * u128::from(unit_bytes) / 1_000_000;
+    let millionths: u64 = format!("{fraction:0<6}").parse().expect("six decimal digits are a u64");
+    let bytes =
+        u128::from(whole) * u128::from(unit_bytes) + u128::from(millionths) * u128::from(unit_bytes) / 1_000_000;
     if bytes > i64::MAX as u128 {
         return Err(TOO_LARGE.to_owned());
     }
@@ -43,12 +39,7 @@ pub fn parse_size(text: &str) -> Result<ByteSize, String> {
 /// The shortest text that [`parse_size`] reads back as the same number of bytes.
 pub fn format_size(size: ByteSize) -> String {
     let bytes = size.as_u64();
-    let units = [
-        ("TiB", bytesize::TIB),
-        ("GiB", bytesize::GIB),
-        ("MiB", bytesize::MIB),
-        ("KiB", bytesize::KIB),
-    ];
+    let units = [("TiB", bytesize::TIB), ("GiB", bytesize::GIB), ("MiB", bytesize::MIB), ("KiB", bytesize::KIB)];
     for (unit, unit_bytes) in units {
         if bytes >= unit_bytes && bytes.is_multiple_of(unit_bytes) {
             return format!("{} {unit}", bytes / unit_bytes);

@@ -21,13 +21,7 @@ fn file_equals_default() {
 fn normal(section: &toml::Value) -> toml::Value {
     let mut section = section.clone();
     if let Some(table) = section.as_table_mut() {
-        for key in [
-            "shutdown_deadline",
-            "keep_alive_ping",
-            "load_timeout",
-            "idle_after",
-            "ttl",
-        ] {
+        for key in ["shutdown_deadline", "keep_alive_ping", "load_timeout", "idle_after", "ttl"] {
             if table.contains_key(key) {
                 table.insert(key.into(), "a duration".into());
             }
@@ -54,20 +48,14 @@ fn commented_keys_are_real() {
     assert!(config.model.chat_template.is_some());
     assert_eq!(config.tenants[0].keys[0].expose(), "a-long-random-key");
     let rocks = RocksOptions::of(&config.tiers[2]).unwrap();
-    let documented_default = RocksOptions {
-        write_buffer: rocks.write_buffer,
-        ..RocksOptions::default()
-    };
+    let documented_default = RocksOptions { write_buffer: rocks.write_buffer, ..RocksOptions::default() };
     assert!(rocks.write_buffer.is_some());
     assert_eq!(rocks, documented_default);
 }
 
 #[test]
 fn default_fits_a_small_machine() {
-    let small = Machine {
-        memory_bytes: 2 << 30,
-        free_bytes: vec![("/".into(), 6 << 30)],
-    };
+    let small = Machine { memory_bytes: 2 << 30, free_bytes: vec![("/".into(), 6 << 30)] };
     Config::default().validate(&small).unwrap();
 }
 

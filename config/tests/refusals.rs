@@ -5,10 +5,7 @@ use std::path::PathBuf;
 use keepsake_config::{ByteSize, Config, ConfigError, Machine, TierConfig};
 
 fn machine() -> Machine {
-    Machine {
-        memory_bytes: 8 << 30,
-        free_bytes: vec![("/".into(), 20 << 30)],
-    }
+    Machine { memory_bytes: 8 << 30, free_bytes: vec![("/".into(), 20 << 30)] }
 }
 
 /// Reads `text` as a file and validates it on a machine with 8 GiB of memory and 20 GiB of disk.
@@ -68,60 +65,26 @@ fn unknown_keys() {
 
 #[test]
 fn wrong_types_and_units() {
-    refused(
-        "[server]\nmax_queued = -1",
-        "config: server.max_queued = -1: expected a whole number, 0 or more",
-    );
+    refused("[server]\nmax_queued = -1", "config: server.max_queued = -1: expected a whole number, 0 or more");
     refused(
         "[server]\nmax_queued = \"many\"",
         "config: server.max_queued = \"many\": expected a whole number, 0 or more",
     );
-    refused(
-        "[server]\nmax_queued = 1.5",
-        "config: server.max_queued = 1.5: expected a whole number, 0 or more",
-    );
-    refused(
-        "[server]\nallow_unauthenticated = 1",
-        "config: server.allow_unauthenticated = 1: expected true or false",
-    );
-    refused(
-        "[server]\nallowed_hosts = \"a\"",
-        "config: server.allowed_hosts = \"a\": expected a list",
-    );
+    refused("[server]\nmax_queued = 1.5", "config: server.max_queued = 1.5: expected a whole number, 0 or more");
+    refused("[server]\nallow_unauthenticated = 1", "config: server.allow_unauthenticated = 1: expected true or false");
+    refused("[server]\nallowed_hosts = \"a\"", "config: server.allowed_hosts = \"a\": expected a list");
     refused("server = 3", "config: server = 3: expected a table");
     refused("tiers = 3", "config: tiers = 3: expected a list");
-    refused(
-        "tiers = [3]",
-        "config: tiers[0] = 3: expected a table such as {kind = \"dram\", capacity = \"1 GiB\"}",
-    );
+    refused("tiers = [3]", "config: tiers[0] = 3: expected a table such as {kind = \"dram\", capacity = \"1 GiB\"}");
     refused(
         "[server]\nbind = \"localhost\"",
         "config: server.bind = \"localhost\": expected an address with its port, such as \"127.0.0.1:8000\"",
     );
-    refused(
-        "[device]\nkind = \"gpu\"",
-        "config: device.kind = \"gpu\": must be one of `auto`, `cpu`, `cuda`",
-    );
-    refused(
-        "[device]\nkind = 1",
-        "config: device.kind = 1: expected text in quotes",
-    );
+    refused("[device]\nkind = \"gpu\"", "config: device.kind = \"gpu\": must be one of `auto`, `cpu`, `cuda`");
+    refused("[device]\nkind = 1", "config: device.kind = 1: expected text in quotes");
     let size = "expected a size with its unit, such as \"2 GiB\"";
-    refused(
-        "[server]\nmax_body = 8388608",
-        &format!("config: server.max_body = 8388608: {size}"),
-    );
-    for wrong in [
-        "8388608",
-        "8 apples",
-        "-1 GiB",
-        "NaN GiB",
-        "1e9 GiB",
-        "GiB",
-        "",
-        "1. GiB",
-        "1.2.3 GiB",
-    ] {
+    refused("[server]\nmax_body = 8388608", &format!("config: server.max_body = 8388608: {size}"));
+    for wrong in ["8388608", "8 apples", "-1 GiB", "NaN GiB", "1e9 GiB", "GiB", "", "1. GiB", "1.2.3 GiB"] {
         refused(
             &format!("[server]\nmax_body = \"{wrong}\""),
             &format!("config: server.max_body = \"{wrong}\": {size} or \"512 MiB\""),
@@ -177,10 +140,8 @@ fn tiers_that_do_not_fit() {
         "config: tiers[1].capacity = \"8 GiB\": with the tiers before it 8704 MiB, larger than this machine's memory \
          (8 GiB): lower one of them",
     );
-    let on_cuda = format!(
-        "[device]\nkind = \"cuda\"\n{}",
-        with_tiers("[[tiers]]\nkind = \"dram\"\ncapacity = \"8 GiB\"")
-    );
+    let on_cuda =
+        format!("[device]\nkind = \"cuda\"\n{}", with_tiers("[[tiers]]\nkind = \"dram\"\ncapacity = \"8 GiB\""));
     check(&on_cuda).expect("a CUDA device pool is not host memory");
     refused(
         &with_tiers("[[tiers]]\nkind = \"rocks\"\ncapacity = \"20 GiB\"\npath = \"/nowhere/yet\""),
@@ -203,15 +164,10 @@ fn disk_space_counts_what_the_tier_holds() {
     std::fs::create_dir(folder.path().join("kv")).unwrap();
     std::fs::write(folder.path().join("kv/000001.blob"), vec![0; 3 << 20]).unwrap();
     let mount: PathBuf = folder.path().canonicalize().unwrap();
-    let machine = Machine {
-        memory_bytes: 8 << 30,
-        free_bytes: vec![("/".into(), 1 << 40), (mount, 20 << 20)],
-    };
+    let machine = Machine { memory_bytes: 8 << 30, free_bytes: vec![("/".into(), 1 << 40), (mount, 20 << 20)] };
     let mut config = Config::default();
     config.tiers[2].path = Some(folder.path().to_owned());
-    config.tiers[2]
-        .options
-        .insert("turns_capacity".into(), "16 MiB".into());
+    config.tiers[2].options.insert("turns_capacity".into(), "16 MiB".into());
     config.tiers[2].capacity = ByteSize::mib(7);
     config.validate(&machine).unwrap();
     config.tiers[2].capacity = ByteSize::mib(8);
@@ -224,40 +180,26 @@ fn disk_space_counts_what_the_tier_holds() {
 fn tiers_out_of_order() {
     let dram = "[[tiers]]\nkind = \"dram\"\ncapacity = \"1 GiB\"\n";
     let rocks = "[[tiers]]\nkind = \"rocks\"\ncapacity = \"1 GiB\"\n";
-    let line = |i: usize, kind: &str, why: &str| {
-        format!("config: tiers[{i}].kind = \"{kind}\": tiers out of order: {why}")
-    };
+    let line =
+        |i: usize, kind: &str, why: &str| format!("config: tiers[{i}].kind = \"{kind}\": tiers out of order: {why}");
     refused(dram, &line(0, "dram", "the first must be `device`"));
-    refused(
-        &with_tiers(&format!("{rocks}{dram}")),
-        &line(2, "dram", "host memory comes before `rocks`"),
-    );
+    refused(&with_tiers(&format!("{rocks}{dram}")), &line(2, "dram", "host memory comes before `rocks`"));
     refused(
         &with_tiers("[[tiers]]\nkind = \"device\"\nname = \"second\"\ncapacity = \"1 MiB\""),
         &line(1, "device", "only the first may be `device`"),
     );
-    refused(
-        "tiers = []",
-        "config: tiers: no tiers: at least a `device` tier is needed",
-    );
+    refused("tiers = []", "config: tiers: no tiers: at least a `device` tier is needed");
     refused(
         &with_tiers(&format!("{dram}{dram}")),
         "config: tiers[2].name = \"dram\": the same name as tiers[1]; give one of them another `name`",
     );
-    refused(
-        &with_tiers("[[tiers]]\nkind = \"dram\""),
-        "config: tiers[1].capacity: missing, and there is no default",
-    );
-    refused(
-        "[[tiers]]\ncapacity = \"1 GiB\"",
-        "config: tiers[0].kind: missing, and there is no default",
-    );
+    refused(&with_tiers("[[tiers]]\nkind = \"dram\""), "config: tiers[1].capacity: missing, and there is no default");
+    refused("[[tiers]]\ncapacity = \"1 GiB\"", "config: tiers[0].kind: missing, and there is no default");
 }
 
 #[test]
 fn tenants() {
-    let tenant =
-        |name: &str, keys: &str| format!("[[tenants]]\nname = \"{name}\"\nkeys = {keys}\n");
+    let tenant = |name: &str, keys: &str| format!("[[tenants]]\nname = \"{name}\"\nkeys = {keys}\n");
     let two = |first: String, second: String| first + &second;
     check(&two(tenant("a", "[\"x\", \"y\"]"), tenant("b", "[\"z\"]"))).unwrap();
     refused(
@@ -268,30 +210,15 @@ fn tenants() {
         &two(tenant("a", "[\"w\", \"x\"]"), tenant("b", "[\"x\"]")),
         "config: tenants[1].keys[0] = ***: the same key as tenants[0].keys[1]",
     );
-    refused(
-        &tenant("a", "[\"\"]"),
-        "config: tenants[0].keys[0] = ***: empty key",
-    );
+    refused(&tenant("a", "[\"\"]"), "config: tenants[0].keys[0] = ***: empty key");
     refused(
         &tenant("a", "[\"a b\"]"),
         "config: tenants[0].keys[0] = ***: a key may hold only printable ASCII without spaces",
     );
-    refused(
-        &tenant("a", "[]"),
-        "config: tenants[0].keys = []: a tenant needs at least one key",
-    );
-    refused(
-        &tenant("", "[\"x\"]"),
-        "config: tenants[0].name = \"\": must not be empty",
-    );
-    refused(
-        &tenant("a", "[12345]"),
-        "config: tenants[0].keys[0] = ***: expected text in quotes",
-    );
-    refused(
-        "[[tenants]]\nname = \"a\"",
-        "config: tenants[0].keys: missing, and there is no default",
-    );
+    refused(&tenant("a", "[]"), "config: tenants[0].keys = []: a tenant needs at least one key");
+    refused(&tenant("", "[\"x\"]"), "config: tenants[0].name = \"\": must not be empty");
+    refused(&tenant("a", "[12345]"), "config: tenants[0].keys[0] = ***: expected text in quotes");
+    refused("[[tenants]]\nname = \"a\"", "config: tenants[0].keys: missing, and there is no default");
 }
 
 #[test]
@@ -320,10 +247,7 @@ fn files_that_are_not_toml() {
     let file = folder.path().join("keepsake.toml");
     let name = file.display();
     let error = Config::read(Some(&file)).unwrap_err().to_string();
-    assert!(
-        error.starts_with(&format!("config: cannot read {name}: No such file")),
-        "{error}"
-    );
+    assert!(error.starts_with(&format!("config: cannot read {name}: No such file")), "{error}");
     for (text, place) in [
         ("[server]\nbind = ", "2:8"),
         ("[server]\nmax_queued = 1\nmax_queued = 2", "3:1"),
@@ -332,10 +256,7 @@ fn files_that_are_not_toml() {
     ] {
         std::fs::write(&file, text).unwrap();
         let error = Config::read(Some(&file)).unwrap_err().to_string();
-        assert!(
-            error.starts_with(&format!("config: {name}:{place}: ")),
-            "{text:?}: {error}"
-        );
+        assert!(error.starts_with(&format!("config: {name}:{place}: ")), "{text:?}: {error}");
         assert!(!error.contains('\n'), "{error}");
     }
     std::fs::write(&file, [0xff, 0xfe]).unwrap();
@@ -365,40 +286,18 @@ fn backends_read_their_own_keys() {
     }
     impl Default for PlainFiles {
         fn default() -> Self {
-            Self {
-                fanout: 256,
-                flush: std::time::Duration::from_secs(1),
-            }
+            Self { fanout: 256, flush: std::time::Duration::from_secs(1) }
         }
     }
     let tier = |text: &str| -> TierConfig {
-        check(&with_tiers(&format!(
-            "[[tiers]]\nkind = \"plain_files\"\ncapacity = \"1 GiB\"\n{text}"
-        )))
-        .unwrap()
-        .tiers[1]
-            .clone()
+        check(&with_tiers(&format!("[[tiers]]\nkind = \"plain_files\"\ncapacity = \"1 GiB\"\n{text}"))).unwrap().tiers
+            [1]
+        .clone()
     };
     let parsed: PlainFiles = tier("flush = \"2s\"").parse_options().unwrap();
-    assert_eq!(
-        parsed,
-        PlainFiles {
-            fanout: 256,
-            flush: std::time::Duration::from_secs(2)
-        }
-    );
-    let error = tier("fan_out = 3")
-        .parse_options::<PlainFiles>()
-        .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "config: fan_out = 3: unknown key, did you mean `fanout`?"
-    );
-    let error = tier("fanout = -3")
-        .parse_options::<PlainFiles>()
-        .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "config: fanout = -3: expected a whole number, 0 or more"
-    );
+    assert_eq!(parsed, PlainFiles { fanout: 256, flush: std::time::Duration::from_secs(2) });
+    let error = tier("fan_out = 3").parse_options::<PlainFiles>().unwrap_err();
+    assert_eq!(error.to_string(), "config: fan_out = 3: unknown key, did you mean `fanout`?");
+    let error = tier("fanout = -3").parse_options::<PlainFiles>().unwrap_err();
+    assert_eq!(error.to_string(), "config: fanout = -3: expected a whole number, 0 or more");
 }

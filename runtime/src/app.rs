@@ -42,8 +42,8 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
     actix::System::new().block_on(async move {
         let engine = Engine::start(&config)?;
         let bind = config.server.bind;
-        let (server, addresses) =
-            http::bind(&config, engine.gateway.clone()).with_context(|| format!("server.bind = {bind}: cannot listen"))?;
+        let (server, addresses) = http::bind(&config, engine.gateway.clone())
+            .with_context(|| format!("server.bind = {bind}: cannot listen"))?;
         for address in addresses {
             tracing::info!(%address, model = engine.gateway.model().name, "serving");
         }
@@ -86,7 +86,9 @@ impl Engine {
             "model loaded"
         );
         if !model.chat.can_append() {
-            tracing::warn!("the chat template changes what it rendered before: every turn renders its conversation anew");
+            tracing::warn!(
+                "the chat template changes what it rendered before: every turn renders its conversation anew"
+            );
         }
         Self::start_with(config, model, device)
     }
@@ -118,7 +120,8 @@ impl Engine {
         let metrics = Arc::new(Metrics::new());
 
         let max_context = config.model.max_context.unwrap_or(usize::MAX).min(model.hparams.max_context);
-        let mut core = Scheduler::new(core_config(config, max_context), blocks, tier_specs(config, &tiers, chunk_bytes));
+        let mut core =
+            Scheduler::new(core_config(config, max_context), blocks, tier_specs(config, &tiers, chunk_bytes));
         recover(&mut core, &tiers)?;
         let limit = core.limit();
 
@@ -275,7 +278,11 @@ fn open_turn_store(config: &Config) -> anyhow::Result<(TurnStore, Option<TempDir
     Ok((TurnStore::open(config)?, Some(folder)))
 }
 
-fn open_tiers(config: &Config, scope: &KeyScope, device: (&Arc<KvPool>, &Arc<BlockPool>)) -> anyhow::Result<Vec<Arc<dyn Tier>>> {
+fn open_tiers(
+    config: &Config,
+    scope: &KeyScope,
+    device: (&Arc<KvPool>, &Arc<BlockPool>),
+) -> anyhow::Result<Vec<Arc<dyn Tier>>> {
     let registry = Registry::default();
     let below = config.tiers.iter().enumerate().skip(1);
     below

@@ -133,7 +133,10 @@ impl Gateway {
     /// The tokens of a chat prompt, as a turn would compute them.
     pub fn render_chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>, TurnError> {
         let model = &self.inner.parts.model;
-        let refused = |error: keepsake_model::chat::ChatError| TurnError::Invalid { message: error.to_string(), param: Some("messages") };
+        let refused = |error: keepsake_model::chat::ChatError| TurnError::Invalid {
+            message: error.to_string(),
+            param: Some("messages"),
+        };
         model.chat.prompt_tokens(&model.tokenizer, messages, true).map_err(refused)
     }
 

@@ -71,6 +71,7 @@ impl SchedulerActor {
         while let Some(plan) = self.core.plan(now) {
             wiring.worker.do_send(RunStep(plan));
         }
+        let is_saving = self.is_draining && self.core.num_sequences() == 0 && self.core.save_chunks();
         for command in self.core.drain_commands() {
             let tier = match command.kind {
                 CommandKind::Load { from, .. } | CommandKind::Remove { from } => from,
@@ -78,12 +79,12 @@ impl SchedulerActor {
             };
             wiring.tiers[tier.0].do_send(CarryOut(command));
         }
-        if !self.pressure_out && !self.eviction_stalled && self.core.needs_eviction() {
+        if !self.is_draining && !self.pressure_out && !self.eviction_stalled && self.core.needs_eviction() {
             self.pressure_out = true;
             wiring.eviction.do_send(PressureRose(self.core.pressure()));
         }
         self.tell_sessions();
-        if self.is_draining && self.core.is_idle() {
+        if self.is_draining && !is_saving && self.core.is_idle() {
             for waiter in self.drained.drain(..) {
                 // A waiter that gave up has passed its deadline.
                 let _ = waiter.send(());

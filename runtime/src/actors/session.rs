@@ -9,7 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use actix::{Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, MessageResult, ResponseActFuture, WrapFuture};
+use actix::{
+    Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, MessageResult, ResponseActFuture,
+    WrapFuture,
+};
 use dashmap::DashMap;
 use keepsake_model::Model;
 use keepsake_tiers::{ChunkKey, Health, KeyChain, TurnRecord, TurnStore};
@@ -145,7 +148,12 @@ impl SessionActor {
     }
 
     /// Queues a turn whose prompt is known.
-    fn submit(&mut self, begin: BeginTurn, prompt: PromptTokens, ctx: &mut Context<Self>) -> ResponseActFuture<Self, Result<(), TurnError>> {
+    fn submit(
+        &mut self,
+        begin: BeginTurn,
+        prompt: PromptTokens,
+        ctx: &mut Context<Self>,
+    ) -> ResponseActFuture<Self, Result<(), TurnError>> {
         let BeginTurn { id, turn, created_at, arrived, events, permit } = begin;
         let sequence = SequenceId(self.parts.next_sequence.fetch_add(1, Ordering::Relaxed));
         let num_past = prompt.past.len();
@@ -196,7 +204,9 @@ impl SessionActor {
                     actor.parts.metrics.queue_rejections.inc();
                     TurnError::Overloaded { retry_after: actor.parts.queue_retry_after }
                 }
-                Ok(Err(Rejected::TooLong { limit })) => TurnError::ContextLengthExceeded { prompt_tokens: num_prompt, limit },
+                Ok(Err(Rejected::TooLong { limit })) => {
+                    TurnError::ContextLengthExceeded { prompt_tokens: num_prompt, limit }
+                }
                 Err(_) => TurnError::ShuttingDown,
             };
             actor.running.remove(&sequence);
@@ -251,20 +261,27 @@ impl SessionActor {
         }
         let usage = self.usage(&running, usage);
         let node = self.close_turn(&running, cause, usage.clone());
-        let outcome = TurnOutcome {
-            text: running.reply.text().to_owned(),
-            finish_reason: running.reply.end(cause).0,
-            usage,
-        };
+        let outcome =
+            TurnOutcome { text: running.reply.text().to_owned(), finish_reason: running.reply.end(cause).0, usage };
         if !running.turn.store {
             self.forget_unfinished(running.id);
             self.announce(&running, outcome);
             self.stop_if_many(ctx);
             return;
         }
+        self.save(running, node, outcome, ctx);
+    }
+
+    fn save(&mut self, running: Running, node: Node, outcome: TurnOutcome, ctx: &mut Context<Self>) {
         let save = self.parts.store.send(SaveTurn(node.record.clone()));
         let saved = save.into_actor(self).map(move |result, actor, ctx| {
             match result.unwrap_or(Err(TurnError::ShuttingDown)) {
+                Err(TurnError::NotFound(_)) if node.record.parent.is_some() => {
+                    // Its parent was deleted meanwhile, and nothing else held it: this turn becomes a root.
+                    let root = node.into_root(&running.prompt.past);
+                    actor.save(running, root, outcome, ctx);
+                    return;
+                }
                 Ok(()) => {
                     actor.nodes.insert(running.id, node);
                     actor.forget_unfinished(running.id);
@@ -389,7 +406,8 @@ impl Handler<BeginTurn> for SessionActor {
         let model = Arc::clone(&self.parts.model);
         let work = actix_web::web::block(move || {
             let turn = &begin.turn;
-            let prompt = conversation::build(&model.tokenizer, &model.chat, &path, turn.instructions.as_deref(), &turn.prompt);
+            let prompt =
+                conversation::build(&model.tokenizer, &model.chat, &path, turn.instructions.as_deref(), &turn.prompt);
             (begin, prompt)
         });
         Box::pin(work.into_actor(self).then(move |built, actor, ctx| {
@@ -451,6 +469,8 @@ impl Handler<Observe> for SessionActor {
     type Result = MessageResult<Observe>;
 
     fn handle(&mut self, _: Observe, _: &mut Self::Context) -> Self::Result {
-        MessageResult(serde_json::json!({ "turns": self.nodes.len(), "running": self.running.len(), "unfinished": self.unfinished.len() }))
+        MessageResult(
+            serde_json::json!({ "turns": self.nodes.len(), "running": self.running.len(), "unfinished": self.unfinished.len() }),
+        )
     }
 }

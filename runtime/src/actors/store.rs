@@ -33,7 +33,12 @@ pub struct StoreActor {
 
 impl StoreActor {
     /// `queue` is the number of reads that may wait; beyond it callers get `Overloaded`.
-    pub fn start_threads(store: Arc<TurnStore>, durable: Vec<Arc<dyn Tier>>, queue: usize, metrics: Arc<Metrics>) -> Self {
+    pub fn start_threads(
+        store: Arc<TurnStore>,
+        durable: Vec<Arc<dyn Tier>>,
+        queue: usize,
+        metrics: Arc<Metrics>,
+    ) -> Self {
         let (jobs, receiver) = bounded::<Job>(queue);
         for index in 0..NUM_THREADS {
             let store = Arc::clone(&store);
@@ -94,6 +99,7 @@ impl Handler<SaveTurn> for StoreActor {
     type Result = ResponseFuture<Result<(), TurnError>>;
 
     fn handle(&mut self, SaveTurn(record): SaveTurn, _: &mut Self::Context) -> Self::Result {
+        let parent = record.parent.map(TurnId);
         let (sender, receiver) = oneshot::channel();
         let queued = self.store.put_then(vec![record], move |result| {
             // The session waits below for as long as it lives.
@@ -102,7 +108,14 @@ impl Handler<SaveTurn> for StoreActor {
         let metrics = Arc::clone(&self.metrics);
         Box::pin(async move {
             queued.map_err(cannot_write)?;
-            receiver.await.map_err(|_| TurnError::ShuttingDown)?.map_err(cannot_write)?;
+            match receiver.await.map_err(|_| TurnError::ShuttingDown)? {
+                Ok(()) => {}
+                // The only thing about a record that the store can object to is a parent that it does not have.
+                Err(error) => match (error, parent) {
+                    (TierError::Invalid { .. }, Some(parent)) => return Err(not_found(parent)),
+                    (error, _) => return Err(cannot_write(error)),
+                },
+            }
             metrics.turns_stored.inc();
             Ok(())
         })

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use actix::{Actor, AsyncContext, Context, Handler, MessageResult, Recipient};
 use crossbeam_channel::{bounded, Receiver, Sender};
 use keepsake_kernels::KvLayout;
-use keepsake_tiers::{ChunkMeta, DeviceTier, MoveError, MoveOutcome, MoveRequest, Mover, MoverPool, Pinned, Place, Tier, TierError};
+use keepsake_tiers::{
+    ChunkMeta, DeviceTier, MoveError, MoveOutcome, MoveRequest, Mover, MoverPool, Pinned, Place, Tier, TierError,
+};
 
 use crate::core::{Command, CommandKind, MoveDone, MoveFault, TierIndex};
 use crate::messages::observe::Observe;
@@ -140,8 +142,12 @@ impl Worker {
                 }
                 return self.end(command, Ok(()), 0);
             }
-            CommandKind::Load { block, .. } => self.pin(self.index, command).map(|from| (from, device.adopt(block, key, meta))),
-            CommandKind::SwapOut { block, .. } => self.reserve(command, &meta).map(|to| (device.lend(block, key, meta), to)),
+            CommandKind::Load { block, .. } => {
+                self.pin(self.index, command).map(|from| (from, device.adopt(block, key, meta)))
+            }
+            CommandKind::SwapOut { block, .. } => {
+                self.reserve(command, &meta).map(|to| (device.lend(block, key, meta), to))
+            }
             CommandKind::Spill { from, .. } => {
                 self.reserve(command, &meta).and_then(|to| self.pin(from, command).map(|from| (from, to)))
             }
@@ -205,7 +211,12 @@ impl Worker {
     fn report(&self) {
         let usage = self.tier.usage();
         let health = self.tier.health();
-        self.parts.metrics.set_tier(self.tier.name(), usage.capacity_bytes, usage.used_bytes, usage.num_chunks as usize);
+        self.parts.metrics.set_tier(
+            self.tier.name(),
+            usage.capacity_bytes,
+            usage.used_bytes,
+            usage.num_chunks as usize,
+        );
         let full_at = if usage.full_at_bytes > 0 { usage.full_at_bytes } else { usage.capacity_bytes };
         let per_chunk = match usage.num_chunks {
             0 => self.parts.layout.chunk_bytes() as u64,

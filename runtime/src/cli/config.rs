@@ -39,11 +39,7 @@ fn check_tier_kinds(config: &Config) -> Result<(), ConfigError> {
         Some(i) => {
             let reason = format!("no such kind of tier; known are {}", kinds.join(", "));
             let kind = format!("{:?}", config.tiers[i].kind);
-            Err(ConfigError::invalid(
-                format!("tiers[{i}].kind"),
-                kind,
-                reason,
-            ))
+            Err(ConfigError::invalid(format!("tiers[{i}].kind"), kind, reason))
         }
         None => Ok(()),
     }

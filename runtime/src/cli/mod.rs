@@ -56,7 +56,6 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
 
 /// 2 for a configuration that cannot be used (as clap does for arguments), 1 for everything else.
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
-    let is_config =
-        |cause: &(dyn Error + 'static)| cause.is::<ConfigError>() || cause.is::<InvalidFilter>();
+    let is_config = |cause: &(dyn Error + 'static)| cause.is::<ConfigError>() || cause.is::<InvalidFilter>();
     ExitCode::from(if error.chain().any(is_config) { 2 } else { 1 })
 }

@@ -69,6 +69,17 @@ impl Node {
         &self.record.tokens[from.min(self.record.tokens.len())..]
     }
 
+    /// The turn with the tokens before it as its own: what is left when its parent was deleted.
+    pub fn into_root(mut self, past: &[u32]) -> Self {
+        self.record.parent = None;
+        self.record.tokens.splice(0..0, past.iter().copied());
+        if let Some(document) = &mut self.document {
+            document.num_prompt += past.len();
+            self.record.items = serde_json::to_vec(document).expect("a document has string keys only");
+        }
+        self
+    }
+
     /// What a client reads back; `None` for a tombstone.
     pub fn to_stored(&self) -> Option<StoredTurn> {
         let document = self.document.as_ref()?;

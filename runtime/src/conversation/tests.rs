@@ -14,7 +14,8 @@ const END: u32 = 2;
 
 /// One token a byte, and ChatML's two control tokens.
 fn tokenizer() -> Arc<Tokenizer> {
-    let mut vocab = GgufVocab { model: "gpt2".into(), pre: Some("gpt-2".into()), add_bos: Some(false), ..GgufVocab::default() };
+    let mut vocab =
+        GgufVocab { model: "gpt2".into(), pre: Some("gpt-2".into()), add_bos: Some(false), ..GgufVocab::default() };
     let mut push = |text: String, kind: i32| {
         vocab.tokens.push(text);
         vocab.token_types.push(kind);
@@ -43,7 +44,14 @@ fn user(text: &str) -> Prompt {
 }
 
 /// Plays a reply as the session would, and keeps the turn.
-fn close(tokenizer: &Arc<Tokenizer>, path: &mut Vec<Node>, prompt: &PromptTokens, instructions: Option<&str>, mut reply: Reply, cause: FinishCause) {
+fn close(
+    tokenizer: &Arc<Tokenizer>,
+    path: &mut Vec<Node>,
+    prompt: &PromptTokens,
+    instructions: Option<&str>,
+    mut reply: Reply,
+    cause: FinishCause,
+) {
     reply.finish();
     let (finish_reason, end) = reply.end(cause);
     let cut = reply.cut(end);
@@ -95,7 +103,8 @@ fn whole_text(tokenizer: &Tokenizer, prompt: &PromptTokens) -> String {
 #[test]
 fn three_turns_with_each_ending_give_the_log_of_one_whole_render() {
     let (tokenizer, template) = (tokenizer(), chatml());
-    let build_next = |path: &[Node], text: &str| build(&tokenizer, &template, path, Some("be brief"), &user(text)).unwrap();
+    let build_next =
+        |path: &[Node], text: &str| build(&tokenizer, &template, path, Some("be brief"), &user(text)).unwrap();
     let mut path = Vec::new();
     let first = build_next(&path, "one");
     let reply = said(&tokenizer, &first, "uno", &[], Some(END));
@@ -137,7 +146,9 @@ fn changed_instructions_make_a_new_root_with_the_same_reply_ids() {
         let text = whole_text(&tokenizer, &next);
         assert!(!text.contains("be brief"));
         assert_eq!(text.contains("be long"), instructions.is_some());
-        assert!(text.contains("<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\nuno<|im_end|>\n<|im_start|>user\ntwo<|im_end|>"));
+        assert!(text.contains(
+            "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\nuno<|im_end|>\n<|im_start|>user\ntwo<|im_end|>"
+        ));
         let mut rebased = path.clone();
         let reply = said(&tokenizer, &next, "dos", &[], Some(END));
         close(&tokenizer, &mut rebased, &next, instructions, reply, FinishCause::EndToken);

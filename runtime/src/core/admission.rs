@@ -3,7 +3,7 @@
 use keepsake_tiers::ChunkKey;
 
 use super::command::TierIndex;
-use super::directory::{Directory, OnDevice};
+use super::directory::{ChunkEntry, Directory, OnDevice};
 use super::sequence::Sequence;
 
 /// Where one chunk's K/V comes from.
@@ -38,7 +38,8 @@ pub(super) fn plan(sequence: &mut Sequence, directory: &Directory, chunk_tokens:
     for index in 0..num_shareable {
         let key = sequence.key(index, chunk_tokens);
         let entry = directory.get(&key);
-        let source = match entry.map(|e| (e.device(), e.load_source())) {
+        let load_source = |e: &ChunkEntry| e.load_source().filter(|_| !sequence.computes_all);
+        let source = match entry.map(|e| (e.device(), load_source(e))) {
             Some((OnDevice::Resident(_) | OnDevice::Loading { .. }, _)) => Source::Device(key),
             Some((OnDevice::Absent, Some(tier))) => Source::Load(key, tier),
             Some((OnDevice::Absent, None)) | None => tail_or_hole(sequence, directory, index, chunk_tokens),

@@ -13,7 +13,10 @@ use super::command::TierIndex;
 pub(super) enum OnDevice {
     Absent,
     /// A load is writing this block.
-    Loading { block: BlockId, from: TierIndex },
+    Loading {
+        block: BlockId,
+        from: TierIndex,
+    },
     Resident(BlockId),
 }
 

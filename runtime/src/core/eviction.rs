@@ -61,12 +61,28 @@ pub struct Pressure {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proposal {
-    SwapOut { key: ChunkKey, generation: u64, to: TierIndex },
-    Spill { key: ChunkKey, generation: u64, from: TierIndex, to: TierIndex },
+    SwapOut {
+        key: ChunkKey,
+        generation: u64,
+        to: TierIndex,
+    },
+    Spill {
+        key: ChunkKey,
+        generation: u64,
+        from: TierIndex,
+        to: TierIndex,
+    },
     /// Forget a tier's copy; the chunk may become a hole.
-    Remove { key: ChunkKey, generation: u64, from: TierIndex },
+    Remove {
+        key: ChunkKey,
+        generation: u64,
+        from: TierIndex,
+    },
     /// Forget an unused device chunk: it becomes a hole.
-    Drop { key: ChunkKey, generation: u64 },
+    Drop {
+        key: ChunkKey,
+        generation: u64,
+    },
 }
 
 /// Durable tiers evict from here: beyond it, their files' own overhead could reach the cap.

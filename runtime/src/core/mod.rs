@@ -15,15 +15,15 @@
 //! Deliberately absent: text, HTTP, sampling (the device worker samples), and the bytes of K/V.
 
 mod admission;
+mod applying;
 mod command;
 mod directory;
 mod eviction;
-mod applying;
 mod holes;
 mod index;
 mod moving;
-mod planning;
 mod plan;
+mod planning;
 mod request;
 mod scheduler;
 mod sequence;
@@ -34,7 +34,7 @@ mod tests;
 
 pub use command::{Command, CommandKind, MoveDone, MoveFault, MoveId, TierIndex};
 pub use eviction::{decide, Candidate, Pressure, Proposal, TierPressure};
-pub use plan::{SamplerStart, RowInput, Sample, StepId, StepOutput, StepPlan};
+pub use plan::{RowInput, Sample, SamplerStart, StepId, StepOutput, StepPlan};
 pub use request::{FinishCause, Rejected, SequenceEvent, SequenceId, SequenceRequest, SequenceUsage};
 pub use scheduler::{CoreConfig, Scheduler, TierSpec};
 pub use snapshot::{CoreCounters, CoreGauges, CoreSnapshot, TierSnapshot};

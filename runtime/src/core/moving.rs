@@ -120,7 +120,14 @@ impl Scheduler {
         }
     }
 
-    fn load_done(&mut self, command: Command, from: TierIndex, block: BlockId, result: Result<(), MoveFault>, now: Duration) {
+    fn load_done(
+        &mut self,
+        command: Command,
+        from: TierIndex,
+        block: BlockId,
+        result: Result<(), MoveFault>,
+        now: Duration,
+    ) {
         let key = command.key;
         let is_current = self.entry_mut(&key).end_load(from, block, result.is_ok());
         if result.is_err() {
@@ -232,13 +239,18 @@ impl Scheduler {
 
     fn abandon_load(&mut self, key: &ChunkKey, now: Duration) {
         let late = self.moves.iter().find_map(|(id, m)| match m.kind {
-            CommandKind::Load { from, block } if m.key == *key && !self.orphans.contains_key(id) => Some((*id, from, block)),
+            CommandKind::Load { from, block } if m.key == *key && !self.orphans.contains_key(id) => {
+                Some((*id, from, block))
+            }
             _ => None,
         });
         let (move_id, from, block) = late.expect("a loading chunk has a load in flight");
         self.entry_mut(key).abandon_load();
         self.orphans.insert(move_id, block);
         let waiters = self.waiters.remove(key).unwrap_or_default();
+        for id in &waiters {
+            self.sequence_mut(*id).computes_all = true;
+        }
         self.turn_into_holes(key, from, &waiters, None, now);
         self.reindex(key);
     }
@@ -247,7 +259,8 @@ impl Scheduler {
     pub fn needs_eviction(&self) -> bool {
         let ahead = (self.pool.num_total() as f64 * self.config.swap_out_below).ceil() as usize;
         let short = self.available() + self.becoming_clean() < ahead.max(self.wanted);
-        let tier_is_short = |tier: &TierState| tier.only.len() > 0 && tier.used - tier.leaving > tier.spec.capacity * 3 / 4;
+        let tier_is_short =
+            |tier: &TierState| tier.only.len() > 0 && tier.used - tier.leaving > tier.spec.capacity * 3 / 4;
         short && self.dirty.len() > 0 || self.tiers.iter().any(tier_is_short)
     }
 
@@ -259,7 +272,9 @@ impl Scheduler {
     pub fn pressure(&self) -> Pressure {
         let tiers = self.tiers.iter().enumerate().map(|(index, tier)| {
             let credits = self.config.moves_in_flight.saturating_sub(tier.moves_in_flight).min(CANDIDATES);
-            let lower_has = |e: &ChunkEntry| (index + 1..self.tiers.len()).any(|t| matches!(e.in_tier(TierIndex(t)), InTier::Present));
+            let lower_has = |e: &ChunkEntry| {
+                (index + 1..self.tiers.len()).any(|t| matches!(e.in_tier(TierIndex(t)), InTier::Present))
+            };
             TierPressure {
                 durable: tier.spec.durable,
                 accepts: tier.accepts && credits > 0,
@@ -352,7 +367,8 @@ impl Scheduler {
 
     fn num_copies(&self, key: &ChunkKey) -> usize {
         let entry = self.directory.get(key);
-        let present = |e: &ChunkEntry| (0..self.tiers.len()).filter(|t| e.in_tier(TierIndex(*t)) == InTier::Present).count();
+        let present =
+            |e: &ChunkEntry| (0..self.tiers.len()).filter(|t| e.in_tier(TierIndex(*t)) == InTier::Present).count();
         entry.map_or(0, present)
     }
 
@@ -378,6 +394,43 @@ impl Scheduler {
             self.tiers[tier.0].used += 1;
             self.reindex(&key);
         }
+    }
+
+    /// Before the end: copies chunks of stored turns to the durable tier that has none of them, the most recently active first, as
+    /// far as its room and the credits reach. Call it again when moves have ended; `false`: there is nothing left to copy.
+    pub fn save_chunks(&mut self) -> bool {
+        let Some(to) = self.tiers.iter().position(|t| t.spec.durable && t.accepts).map(TierIndex) else { return false };
+        let to_save = match self.to_save.take() {
+            Some(keys) => keys,
+            None => self.unsaved_chunks(to),
+        };
+        let tier = &self.tiers[to.0];
+        let room = (tier.spec.capacity * 4 / 5).saturating_sub(tier.used);
+        let credits = self.config.moves_in_flight.saturating_sub(tier.moves_in_flight);
+        let num_now = room.min(credits).min(to_save.len());
+        let (rest, now) = to_save.split_at(to_save.len() - num_now);
+        for key in now.iter().rev() {
+            let Some(entry) = self.directory.get(key) else { continue };
+            let generation = entry.generation;
+            let above = (0..to.0).map(TierIndex).find(|t| entry.is_tier_idle(*t));
+            let proposal = match above {
+                Some(from) => Proposal::Spill { key: *key, generation, from, to },
+                None => Proposal::SwapOut { key: *key, generation, to },
+            };
+            self.accept_one(proposal);
+        }
+        let is_done = rest.is_empty() || room == 0;
+        self.to_save = Some(if room == 0 { Vec::new() } else { rest.to_vec() });
+        !is_done || num_now > 0
+    }
+
+    /// Chunks that a durable tier may take and has not, the most recently active last.
+    fn unsaved_chunks(&self, to: TierIndex) -> Vec<ChunkKey> {
+        let is_unsaved = |e: &ChunkEntry| e.durable && e.tail.is_none() && e.in_tier(to) == InTier::Absent;
+        let mut chunks: Vec<_> =
+            self.directory.iter().filter(|(_, e)| is_unsaved(e)).map(|(key, e)| (e.last_activity, *key)).collect();
+        chunks.sort_unstable();
+        chunks.into_iter().map(|(_, key)| key).collect()
     }
 
     /// A tier's own word on itself: whether it takes chunks, and how many fit in what its files leave.

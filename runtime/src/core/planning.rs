@@ -1,5 +1,6 @@
 //! Filling a step: admission, decode rows, then prompts and holes within the token budget.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -74,12 +75,12 @@ impl Scheduler {
 
     fn admit(&mut self, id: SequenceId, plan: AdmissionPlan, now: Duration) {
         let chunk_tokens = self.config.chunk_tokens;
-        // Shared chunks and the tail first: once they are in use, taking blocks cannot evict them.
-        let mut tail_block = None;
+        // Shared chunks and tails first: once they are in use, taking blocks cannot evict them.
+        let mut tail_blocks = VecDeque::new();
         for source in &plan.sources {
             match *source {
                 Source::Device(key) => self.acquire(&key, now),
-                Source::Tail(key, _) => tail_block = Some(self.take_evictable(&key)),
+                Source::Tail(key, _) => tail_blocks.push_back(self.take_evictable(&key)),
                 Source::Load(..) | Source::Hole => {}
             }
         }
@@ -115,7 +116,7 @@ impl Scheduler {
                     let compute = range.start + rows..range.end;
                     count_computed(&mut usage, compute.clone(), num_past);
                     self.sequence_mut(id).holes.push(compute);
-                    let block = tail_block.take().expect("a log has one tail");
+                    let block = tail_blocks.pop_front().expect("taken above, in this order");
                     Page { block, owner: Owner::Private { rows } }
                 }
                 Source::Hole => {
@@ -140,7 +141,10 @@ impl Scheduler {
         let ids: Vec<_> = self.running.clone();
         for id in ids {
             // A suspension in this loop may have taken it out.
-            if step.budget == 0 || !self.sequences.get(&id).is_some_and(|s| s.can_decode()) || !self.running.contains(&id) {
+            if step.budget == 0
+                || !self.sequences.get(&id).is_some_and(|s| s.can_decode())
+                || !self.running.contains(&id)
+            {
                 continue;
             }
             let position = self.sequence(id).planned_len() - 1;
@@ -171,7 +175,8 @@ impl Scheduler {
                 return true;
             }
             self.wanted = self.wanted.max(1);
-            let relief_is_coming = self.dirty.len() > 0 || self.moves.values().any(|m| matches!(m.kind, CommandKind::SwapOut { .. }));
+            let relief_is_coming =
+                self.dirty.len() > 0 || self.moves.values().any(|m| matches!(m.kind, CommandKind::SwapOut { .. }));
             if relief_is_coming {
                 return false;
             }

@@ -91,6 +91,8 @@ pub struct Scheduler {
     pub(super) orphans: HashMap<MoveId, BlockId>,
     /// Blocks that the queue's head or a decode row lacked in the last plan.
     pub(super) wanted: usize,
+    /// What a shutdown has still to copy to the durable tier, once it has begun.
+    pub(super) to_save: Option<Vec<ChunkKey>>,
     pub(super) commands: Vec<Command>,
     pub(super) events: Vec<SequenceEvent>,
     /// For the worker: sequences whose sampler state goes with the next step.
@@ -132,6 +134,7 @@ impl Scheduler {
             waiters: HashMap::new(),
             orphans: HashMap::new(),
             wanted: 0,
+            to_save: None,
             commands: Vec::new(),
             events: Vec::new(),
             ends: Vec::new(),

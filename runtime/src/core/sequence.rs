@@ -42,6 +42,8 @@ pub(super) struct Sequence {
     pub(super) holes: Holes,
     pub(super) num_loading: usize,
     pub(super) load_deadline: Duration,
+    /// A load came late for it: it computes what is not on the device, so that a slow tier cannot hold it up for ever.
+    pub(super) computes_all: bool,
     pub(super) arrived: Duration,
     pub(super) admitted_before: bool,
     /// Set when it ended; it retires once no step of it is in flight.
@@ -66,6 +68,7 @@ impl Sequence {
             holes: Holes::default(),
             num_loading: 0,
             load_deadline: Duration::ZERO,
+            computes_all: false,
             arrived: now,
             admitted_before: false,
             finished: None,

@@ -78,7 +78,8 @@ impl Scheduler {
     pub fn snapshot(&self) -> CoreSnapshot {
         let private_blocks = self.private_blocks().count();
         let resident_blocks = self.directory.iter().filter(|(_, e)| e.resident_block().is_some()).count();
-        let loading_blocks = self.directory.iter().filter(|(_, e)| matches!(e.device(), OnDevice::Loading { .. })).count();
+        let loading_blocks =
+            self.directory.iter().filter(|(_, e)| matches!(e.device(), OnDevice::Loading { .. })).count();
         CoreSnapshot {
             gauges: self.gauges(),
             private_blocks,
@@ -87,6 +88,12 @@ impl Scheduler {
             orphaned_blocks: self.orphans.len(),
             num_pins: self.num_pins(),
         }
+    }
+
+    /// Known chunks without the tails of logs. Walks the directory.
+    #[cfg(test)]
+    pub(super) fn num_full_chunks(&self) -> usize {
+        self.directory.iter().filter(|(_, e)| e.tail.is_none()).count()
     }
 
     /// References of sequences and copies in flight. Walks the directory.

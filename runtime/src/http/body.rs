@@ -22,10 +22,8 @@ impl FromRequest for Body {
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
         let limit = Http::of(request).settings.max_body;
-        let declared = request
-            .headers()
-            .get(header::CONTENT_LENGTH)
-            .and_then(|value| value.to_str().ok()?.parse().ok());
+        let declared =
+            request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         let payload = payload.take();
         Box::pin(async move {
             let bytes = read(payload, declared.unwrap_or(0), limit).await?;
@@ -41,8 +39,7 @@ async fn read(mut payload: Payload, declared: usize, limit: usize) -> Result<Byt
     // The declared length is the client's word: grow with what really comes.
     let mut body = BytesMut::with_capacity(declared.min(64 * 1024));
     while let Some(chunk) = payload.next().await {
-        let chunk = chunk
-            .map_err(|error| ApiError::bad_json(format!("the body could not be read: {error}")))?;
+        let chunk = chunk.map_err(|error| ApiError::bad_json(format!("the body could not be read: {error}")))?;
         if body.len() + chunk.len() > limit {
             return Err(ApiError::body_too_large(limit));
         }

@@ -12,24 +12,16 @@ pub(crate) fn messages(value: Value, name: &str) -> Result<Vec<ChatMessage>, Api
         return Err(wrong_type(name, "an array of messages", &value));
     };
     if items.is_empty() {
-        return Err(ApiError::invalid(
-            name,
-            format!("{name} must hold at least one message"),
-        ));
+        return Err(ApiError::invalid(name, format!("{name} must hold at least one message")));
     }
-    let each = items
-        .into_iter()
-        .enumerate()
-        .map(|(i, item)| message(item, &format!("{name}[{i}]")));
+    let each = items.into_iter().enumerate().map(|(i, item)| message(item, &format!("{name}[{i}]")));
     each.collect()
 }
 
 /// `input` of `/v1/responses`: one user message as a string, or a list of message items.
 pub(crate) fn response_input(value: Value) -> Result<Vec<ChatMessage>, ApiError> {
     match value {
-        Value::String(text) if text.is_empty() => {
-            Err(ApiError::invalid("input", "input must not be empty"))
-        }
+        Value::String(text) if text.is_empty() => Err(ApiError::invalid("input", "input must not be empty")),
         Value::String(text) => Ok(vec![chat_message("user", text)]),
         items @ Value::Array(_) => messages(items, "input"),
         other => Err(wrong_type("input", "a string or an array of items", &other)),
@@ -51,17 +43,11 @@ fn message(value: Value, name: &str) -> Result<ChatMessage, ApiError> {
     for refused in ["tool_calls", "function_call", "tool_call_id", "audio"] {
         if fields.get(refused).is_some_and(|value| !is_empty(value)) {
             let param = format!("{name}.{refused}");
-            return Err(ApiError::unsupported(
-                &param,
-                format!("{param}: tools and audio are not supported"),
-            ));
+            return Err(ApiError::unsupported(&param, format!("{param}: tools and audio are not supported")));
         }
     }
     let role = role(&fields, name)?;
-    let content = content(
-        fields.remove("content").unwrap_or(Value::Null),
-        &format!("{name}.content"),
-    )?;
+    let content = content(fields.remove("content").unwrap_or(Value::Null), &format!("{name}.content"))?;
     Ok(chat_message(role, content))
 }
 
@@ -72,14 +58,8 @@ fn role(fields: &Map<String, Value>, name: &str) -> Result<&'static str, ApiErro
         Some("assistant") => Ok("assistant"),
         // Templates know one word for what the operator or developer says.
         Some("system" | "developer") => Ok("system"),
-        Some("tool" | "function") => Err(ApiError::unsupported(
-            &param,
-            format!("{param}: tools are not supported"),
-        )),
-        _ => Err(ApiError::invalid(
-            &param,
-            format!("{param} must be one of system, developer, user, assistant"),
-        )),
+        Some("tool" | "function") => Err(ApiError::unsupported(&param, format!("{param}: tools are not supported"))),
+        _ => Err(ApiError::invalid(&param, format!("{param} must be one of system, developer, user, assistant"))),
     }
 }
 
@@ -88,18 +68,9 @@ fn content(value: Value, name: &str) -> Result<String, ApiError> {
     let parts = match value {
         Value::String(text) => return Ok(text),
         Value::Array(parts) => parts,
-        other => {
-            return Err(wrong_type(
-                name,
-                "a string or an array of text parts",
-                &other,
-            ))
-        }
+        other => return Err(wrong_type(name, "a string or an array of text parts", &other)),
     };
-    let texts = parts
-        .into_iter()
-        .enumerate()
-        .map(|(i, part)| text_part(part, &format!("{name}[{i}]")));
+    let texts = parts.into_iter().enumerate().map(|(i, part)| text_part(part, &format!("{name}[{i}]")));
     Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
@@ -111,17 +82,14 @@ fn text_part(value: Value, name: &str) -> Result<String, ApiError> {
         Some("text" | "input_text" | "output_text") => {}
         _ => {
             let param = format!("{name}.type");
-            let message = format!("{param} must be text, input_text or output_text; images, audio and files are not supported");
+            let message =
+                format!("{param} must be text, input_text or output_text; images, audio and files are not supported");
             return Err(ApiError::unsupported(&param, message));
         }
     }
     match part.remove("text") {
         Some(Value::String(text)) => Ok(text),
-        other => Err(wrong_type(
-            &format!("{name}.text"),
-            "a string",
-            &other.unwrap_or(Value::Null),
-        )),
+        other => Err(wrong_type(&format!("{name}.text"), "a string", &other.unwrap_or(Value::Null))),
     }
 }
 
@@ -147,39 +115,21 @@ mod tests {
              "content": [{"type": "output_text", "text": "c", "annotations": []}]},
         ]);
         let messages = response_input(input).expect("valid input");
-        let pairs: Vec<_> = messages
-            .iter()
-            .map(|m| (m.role.as_str(), m.content.as_str()))
-            .collect();
-        assert_eq!(
-            pairs,
-            [("system", "be brief"), ("user", "a\nb"), ("assistant", "c")]
-        );
+        let pairs: Vec<_> = messages.iter().map(|m| (m.role.as_str(), m.content.as_str())).collect();
+        assert_eq!(pairs, [("system", "be brief"), ("user", "a\nb"), ("assistant", "c")]);
     }
 
     #[test]
     fn what_is_not_text_is_refused_by_name() {
         let table = [
-            (
-                json!([{"type": "function_call", "name": "f"}]),
-                "input[0].type",
-            ),
-            (
-                json!([{"role": "user", "content": "x"}, {"role": "tool", "content": "x"}]),
-                "input[1].role",
-            ),
+            (json!([{"type": "function_call", "name": "f"}]), "input[0].type"),
+            (json!([{"role": "user", "content": "x"}, {"role": "tool", "content": "x"}]), "input[1].role"),
             (
                 json!([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]),
                 "input[0].content[0].type",
             ),
-            (
-                json!([{"role": "user", "content": [{"type": "text"}]}]),
-                "input[0].content[0].text",
-            ),
-            (
-                json!([{"role": "assistant", "content": "", "tool_calls": [{}]}]),
-                "input[0].tool_calls",
-            ),
+            (json!([{"role": "user", "content": [{"type": "text"}]}]), "input[0].content[0].text"),
+            (json!([{"role": "assistant", "content": "", "tool_calls": [{}]}]), "input[0].tool_calls"),
             (json!([{"role": "user"}]), "input[0].content"),
             (json!([{"role": 1, "content": "x"}]), "input[0].role"),
             (json!(["x"]), "input[0]"),

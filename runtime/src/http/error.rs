@@ -24,14 +24,7 @@ pub(crate) struct ApiError {
 
 impl ApiError {
     fn new(status: StatusCode, code: Option<&'static str>, message: impl Into<String>) -> Self {
-        Self {
-            status,
-            message: message.into(),
-            param: None,
-            code,
-            retry_after: None,
-            allow: None,
-        }
+        Self { status, message: message.into(), param: None, code, retry_after: None, allow: None }
     }
 
     /// 400: a field's value cannot be used. `message` names the field and its limit.
@@ -41,23 +34,13 @@ impl ApiError {
 
     /// 400: the field is understood, what it asks for is not offered here.
     pub(crate) fn unsupported(param: &str, message: impl Into<String>) -> Self {
-        Self::new(
-            StatusCode::BAD_REQUEST,
-            Some("unsupported_parameter"),
-            message,
-        )
-        .with_param(param)
+        Self::new(StatusCode::BAD_REQUEST, Some("unsupported_parameter"), message).with_param(param)
     }
 
     /// 400: a required field is absent.
     pub(crate) fn missing(param: &str) -> Self {
         let message = format!("missing required parameter: '{param}'");
-        Self::new(
-            StatusCode::BAD_REQUEST,
-            Some("missing_required_parameter"),
-            message,
-        )
-        .with_param(param)
+        Self::new(StatusCode::BAD_REQUEST, Some("missing_required_parameter"), message).with_param(param)
     }
 
     /// 400: the body is not a JSON object.
@@ -70,27 +53,17 @@ impl ApiError {
     }
 
     pub(crate) fn host_not_allowed(host: &str) -> Self {
-        let message = format!(
-            "the Host header {host:?} is not one of this server's names (server.allowed_hosts)"
-        );
+        let message = format!("the Host header {host:?} is not one of this server's names (server.allowed_hosts)");
         Self::new(StatusCode::FORBIDDEN, Some("host_not_allowed"), message)
     }
 
     pub(crate) fn route_not_found(path: &str) -> Self {
-        Self::new(
-            StatusCode::NOT_FOUND,
-            Some("unknown_url"),
-            format!("unknown request URL: {path}"),
-        )
+        Self::new(StatusCode::NOT_FOUND, Some("unknown_url"), format!("unknown request URL: {path}"))
     }
 
     pub(crate) fn method_not_allowed(method: &str, path: &str, allow: &str) -> Self {
         let message = format!("{method} is not allowed on {path}; allowed: {allow}");
-        let mut error = Self::new(
-            StatusCode::METHOD_NOT_ALLOWED,
-            Some("method_not_allowed"),
-            message,
-        );
+        let mut error = Self::new(StatusCode::METHOD_NOT_ALLOWED, Some("method_not_allowed"), message);
         error.allow = Some(allow.to_owned());
         error
     }
@@ -101,47 +74,26 @@ impl ApiError {
     }
 
     pub(crate) fn response_not_found(id: &str) -> Self {
-        Self::new(
-            StatusCode::NOT_FOUND,
-            Some("response_not_found"),
-            format!("no response with id {id:?} exists"),
-        )
+        Self::new(StatusCode::NOT_FOUND, Some("response_not_found"), format!("no response with id {id:?} exists"))
     }
 
     pub(crate) fn body_too_large(limit: usize) -> Self {
         let message = format!("the request body is larger than this server's limit of {limit} bytes (server.max_body)");
-        Self::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            Some("request_too_large"),
-            message,
-        )
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, Some("request_too_large"), message)
     }
 
     pub(crate) fn header_too_large(limit: usize) -> Self {
         let message = format!("the request's headers and URL are larger than {limit} bytes");
-        Self::new(
-            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-            Some("headers_too_large"),
-            message,
-        )
+        Self::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, Some("headers_too_large"), message)
     }
 
     pub(crate) fn not_json(content_type: &str) -> Self {
-        let message =
-            format!("POST bodies must have content-type application/json, not {content_type:?}");
-        Self::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Some("unsupported_media_type"),
-            message,
-        )
+        let message = format!("POST bodies must have content-type application/json, not {content_type:?}");
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Some("unsupported_media_type"), message)
     }
 
     pub(crate) fn internal(message: impl Into<String>) -> Self {
-        Self::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            Some("internal_error"),
-            message,
-        )
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, Some("internal_error"), message)
     }
 
     /// Names the field, unless the error already names one.
@@ -181,10 +133,7 @@ impl ApiError {
     pub(crate) fn failure(&self) -> Value {
         let code = match self.status {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_exceeded",
-            _ => self
-                .code
-                .filter(|_| self.status.is_client_error())
-                .unwrap_or("server_error"),
+            _ => self.code.filter(|_| self.status.is_client_error()).unwrap_or("server_error"),
         };
         json!({ "code": code, "message": self.message })
     }
@@ -194,23 +143,16 @@ impl From<TurnError> for ApiError {
     fn from(error: TurnError) -> Self {
         let message = match &error {
             // Sessions know the bare id.
-            TurnError::NotFound(id) => format!(
-                "no response with id resp_{} exists",
-                id.trim_start_matches("resp_")
-            ),
+            TurnError::NotFound(id) => format!("no response with id resp_{} exists", id.trim_start_matches("resp_")),
             other => other.to_string(),
         };
         let status_code = match &error {
             TurnError::NotFound(_) => (StatusCode::NOT_FOUND, "response_not_found"),
             TurnError::Conflict(_) => (StatusCode::CONFLICT, "conflict"),
-            TurnError::ContextLengthExceeded { .. } => {
-                (StatusCode::BAD_REQUEST, "context_length_exceeded")
-            }
+            TurnError::ContextLengthExceeded { .. } => (StatusCode::BAD_REQUEST, "context_length_exceeded"),
             TurnError::Invalid { .. } => (StatusCode::BAD_REQUEST, "invalid_value"),
             TurnError::Overloaded { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded"),
-            TurnError::StoreUnavailable(_) => {
-                (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable")
-            }
+            TurnError::StoreUnavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable"),
             TurnError::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, "shutting_down"),
             TurnError::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal_error"),
         };
@@ -218,9 +160,7 @@ impl From<TurnError> for ApiError {
         match error {
             TurnError::Invalid { param, .. } => api.param = param.map(str::to_owned),
             TurnError::Overloaded { retry_after } => api.retry_after = Some(retry_after),
-            TurnError::StoreUnavailable(_) | TurnError::ShuttingDown => {
-                api.retry_after = Some(Duration::from_secs(5))
-            }
+            TurnError::StoreUnavailable(_) | TurnError::ShuttingDown => api.retry_after = Some(Duration::from_secs(5)),
             TurnError::Internal(reason) => tracing::error!(%reason, "turn failed"),
             _ => {}
         }
@@ -272,47 +212,21 @@ mod tests {
 
     #[test]
     fn every_turn_error_has_its_status_and_code() {
-        let long = TurnError::ContextLengthExceeded {
-            prompt_tokens: 9,
-            limit: 8,
-        };
+        let long = TurnError::ContextLengthExceeded { prompt_tokens: 9, limit: 8 };
         let retry_after = Duration::from_millis(1200);
         let table = [
-            (
-                TurnError::NotFound("resp_1".into()),
-                404,
-                "response_not_found",
-            ),
+            (TurnError::NotFound("resp_1".into()), 404, "response_not_found"),
             (TurnError::Conflict("other model".into()), 409, "conflict"),
             (long, 400, "context_length_exceeded"),
-            (
-                TurnError::Invalid {
-                    message: "x".into(),
-                    param: Some("stop"),
-                },
-                400,
-                "invalid_value",
-            ),
-            (
-                TurnError::Overloaded { retry_after },
-                429,
-                "rate_limit_exceeded",
-            ),
-            (
-                TurnError::StoreUnavailable("disk full".into()),
-                503,
-                "store_unavailable",
-            ),
+            (TurnError::Invalid { message: "x".into(), param: Some("stop") }, 400, "invalid_value"),
+            (TurnError::Overloaded { retry_after }, 429, "rate_limit_exceeded"),
+            (TurnError::StoreUnavailable("disk full".into()), 503, "store_unavailable"),
             (TurnError::ShuttingDown, 503, "shutting_down"),
             (TurnError::Internal("x".into()), 500, "internal_error"),
         ];
         for (error, status, code) in table {
             let api = ApiError::from(error.clone());
-            assert_eq!(
-                (api.status.as_u16(), api.code),
-                (status, Some(code)),
-                "{error:?}"
-            );
+            assert_eq!((api.status.as_u16(), api.code), (status, Some(code)), "{error:?}");
         }
     }
 
@@ -321,13 +235,7 @@ mod tests {
         for (millis, expected) in [(0, "1"), (900, "1"), (1200, "2"), (3000, "3")] {
             let retry_after = Duration::from_millis(millis);
             let response = ApiError::from(TurnError::Overloaded { retry_after }).error_response();
-            assert_eq!(
-                response
-                    .headers()
-                    .get(header::RETRY_AFTER)
-                    .expect("a 429 says when"),
-                expected
-            );
+            assert_eq!(response.headers().get(header::RETRY_AFTER).expect("a 429 says when"), expected);
         }
     }
 }

@@ -17,13 +17,8 @@ impl Fields {
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
             Ok(Value::Object(map)) => Ok(Self(map)),
-            Ok(other) => Err(ApiError::bad_json(format!(
-                "the body must be a JSON object, not {}",
-                kind_of(&other)
-            ))),
-            Err(error) => Err(ApiError::bad_json(format!(
-                "the body is not valid JSON: {error}"
-            ))),
+            Ok(other) => Err(ApiError::bad_json(format!("the body must be a JSON object, not {}", kind_of(&other)))),
+            Err(error) => Err(ApiError::bad_json(format!("the body is not valid JSON: {error}"))),
         }
     }
 
@@ -49,50 +44,27 @@ impl Fields {
     }
 
     /// A number within `range`; both ends count.
-    pub(crate) fn number(
-        &mut self,
-        name: &str,
-        range: RangeInclusive<f64>,
-    ) -> Result<Option<f64>, ApiError> {
-        self.take(name)
-            .map(|value| number(&value, name, range))
-            .transpose()
+    pub(crate) fn number(&mut self, name: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, ApiError> {
+        self.take(name).map(|value| number(&value, name, range)).transpose()
     }
 
     /// A number within `(0, max]`.
-    pub(crate) fn positive_number(
-        &mut self,
-        name: &str,
-        max: f64,
-    ) -> Result<Option<f64>, ApiError> {
+    pub(crate) fn positive_number(&mut self, name: &str, max: f64) -> Result<Option<f64>, ApiError> {
         let value = self.number(name, 0.0..=max)?;
         // What f32 rounds to zero is zero to the sampler.
         if value.is_some_and(|value| value as f32 <= 0.0) {
-            return Err(ApiError::invalid(
-                name,
-                format!("{name} must be greater than 0 and at most {max}"),
-            ));
+            return Err(ApiError::invalid(name, format!("{name} must be greater than 0 and at most {max}")));
         }
         Ok(value)
     }
 
     /// An integer within `range`.
-    pub(crate) fn integer(
-        &mut self,
-        name: &str,
-        range: RangeInclusive<i64>,
-    ) -> Result<Option<i64>, ApiError> {
-        self.take(name)
-            .map(|value| integer(&value, name, range))
-            .transpose()
+    pub(crate) fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+        self.take(name).map(|value| integer(&value, name, range)).transpose()
     }
 
     /// An integer within `range`, which must lie in `u32`.
-    pub(crate) fn count(
-        &mut self,
-        name: &str,
-        range: RangeInclusive<u32>,
-    ) -> Result<Option<u32>, ApiError> {
+    pub(crate) fn count(&mut self, name: &str, range: RangeInclusive<u32>) -> Result<Option<u32>, ApiError> {
         let range = i64::from(*range.start())..=i64::from(*range.end());
         let value = self.integer(name, range)?;
         Ok(value.map(|value| u32::try_from(value).expect("the range lies in u32")))
@@ -106,9 +78,7 @@ impl Fields {
         why: &str,
     ) -> Result<(), ApiError> {
         match self.take(name) {
-            Some(value) if !accept(&value) => {
-                Err(ApiError::unsupported(name, format!("{name}: {why}")))
-            }
+            Some(value) if !accept(&value) => Err(ApiError::unsupported(name, format!("{name}: {why}"))),
             _ => Ok(()),
         }
     }
@@ -123,64 +93,30 @@ impl Fields {
 }
 
 /// A finite number within `range`. JSON has no NaN or infinity, and what overflows `f64` is a syntax error already.
-pub(crate) fn number(
-    value: &Value,
-    name: &str,
-    range: RangeInclusive<f64>,
-) -> Result<f64, ApiError> {
-    let number = value
-        .as_f64()
-        .ok_or_else(|| wrong_type(name, "a number", value))?;
+pub(crate) fn number(value: &Value, name: &str, range: RangeInclusive<f64>) -> Result<f64, ApiError> {
+    let number = value.as_f64().ok_or_else(|| wrong_type(name, "a number", value))?;
     if !range.contains(&number) {
-        let message = format!(
-            "{name} must be between {} and {}, not {value}",
-            range.start(),
-            range.end()
-        );
+        let message = format!("{name} must be between {} and {}, not {value}", range.start(), range.end());
         return Err(ApiError::invalid(name, message));
     }
     Ok(number)
 }
 
-pub(crate) fn integer(
-    value: &Value,
-    name: &str,
-    range: RangeInclusive<i64>,
-) -> Result<i64, ApiError> {
-    let limits = || {
-        format!(
-            "{name} must be an integer between {} and {}",
-            range.start(),
-            range.end()
-        )
-    };
+pub(crate) fn integer(value: &Value, name: &str, range: RangeInclusive<i64>) -> Result<i64, ApiError> {
+    let limits = || format!("{name} must be an integer between {} and {}", range.start(), range.end());
     let Value::Number(number) = value else {
         return Err(wrong_type(name, "an integer", value));
     };
     match number.as_i64() {
         Some(integer) if range.contains(&integer) => Ok(integer),
-        _ => Err(ApiError::invalid(
-            name,
-            format!("{}, not {number}", limits()),
-        )),
+        _ => Err(ApiError::invalid(name, format!("{}, not {number}", limits()))),
     }
 }
 
 /// A list of at most `max` token ids of the vocabulary.
-pub(crate) fn token_ids(
-    values: &[Value],
-    name: &str,
-    vocab_size: usize,
-    max: usize,
-) -> Result<Vec<u32>, ApiError> {
+pub(crate) fn token_ids(values: &[Value], name: &str, vocab_size: usize, max: usize) -> Result<Vec<u32>, ApiError> {
     if values.len() > max {
-        return Err(ApiError::invalid(
-            name,
-            format!(
-                "{name} may hold at most {max} token ids, not {}",
-                values.len()
-            ),
-        ));
+        return Err(ApiError::invalid(name, format!("{name} may hold at most {max} token ids, not {}", values.len())));
     }
     let last = i64::try_from(vocab_size).expect("a vocabulary fits i64") - 1;
     let ids = values.iter().enumerate().map(|(i, value)| {
@@ -194,10 +130,7 @@ pub(crate) fn token_ids(
 }
 
 pub(crate) fn wrong_type(name: &str, expected: &str, got: &Value) -> ApiError {
-    ApiError::invalid(
-        name,
-        format!("{name} must be {expected}, not {}", kind_of(got)),
-    )
+    ApiError::invalid(name, format!("{name} must be {expected}, not {}", kind_of(got)))
 }
 
 /// Never the value itself: it may be megabytes of somebody's prompt.

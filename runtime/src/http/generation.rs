@@ -16,10 +16,9 @@ const MAX_METADATA_VALUE: usize = 512;
 /// `model`: the served name, "default" or absent.
 pub(crate) fn check_model(fields: &mut Fields, served: &str) -> Result<(), ApiError> {
     match fields.string("model")? {
-        Some(model) if model != served && model != DEFAULT_MODEL => Err(ApiError::model_not_found(
-            &model.chars().take(200).collect::<String>(),
-            served,
-        )),
+        Some(model) if model != served && model != DEFAULT_MODEL => {
+            Err(ApiError::model_not_found(&model.chars().take(200).collect::<String>(), served))
+        }
         _ => Ok(()),
     }
 }
@@ -33,23 +32,16 @@ pub(crate) fn metadata(fields: &mut Fields) -> Result<Map<String, Value>, ApiErr
     };
     let refuse = |message: String| Err(ApiError::invalid("metadata", message));
     if map.len() > MAX_METADATA {
-        return refuse(format!(
-            "metadata may hold at most {MAX_METADATA} pairs, not {}",
-            map.len()
-        ));
+        return refuse(format!("metadata may hold at most {MAX_METADATA} pairs, not {}", map.len()));
     }
     for (key, value) in &map {
         if key.chars().count() > MAX_METADATA_KEY {
-            return refuse(format!(
-                "metadata keys may be at most {MAX_METADATA_KEY} characters long"
-            ));
+            return refuse(format!("metadata keys may be at most {MAX_METADATA_KEY} characters long"));
         }
         match value {
             Value::String(text) if text.chars().count() <= MAX_METADATA_VALUE => {}
             Value::String(_) => {
-                return refuse(format!(
-                    "metadata values may be at most {MAX_METADATA_VALUE} characters long"
-                ));
+                return refuse(format!("metadata values may be at most {MAX_METADATA_VALUE} characters long"));
             }
             other => return Err(wrong_type("metadata", "an object of strings", other)),
         }
@@ -61,49 +53,19 @@ pub(crate) fn metadata(fields: &mut Fields) -> Result<Map<String, Value>, ApiErr
 pub(crate) fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     refuse_tools(fields)?;
     let one = |value: &Value| value.as_i64() == Some(1);
-    fields.refuse_unless(
-        "n",
-        one,
-        "this server makes one choice a request; n must be 1",
-    )?;
-    fields.refuse_unless(
-        "best_of",
-        one,
-        "this server makes one choice a request; best_of must be 1",
-    )?;
+    fields.refuse_unless("n", one, "this server makes one choice a request; n must be 1")?;
+    fields.refuse_unless("best_of", one, "this server makes one choice a request; best_of must be 1")?;
     let no_logprobs = "log probabilities are not supported";
-    fields.refuse_unless(
-        "logprobs",
-        |value| *value == Value::Bool(false),
-        no_logprobs,
-    )?;
+    fields.refuse_unless("logprobs", |value| *value == Value::Bool(false), no_logprobs)?;
     fields.refuse_unless("top_logprobs", is_zero, no_logprobs)?;
-    fields.refuse_unless(
-        "prompt_logprobs",
-        |value| *value == Value::Bool(false),
-        no_logprobs,
-    )?;
+    fields.refuse_unless("prompt_logprobs", |value| *value == Value::Bool(false), no_logprobs)?;
     let is_text = |value: &Value| value.get("type").and_then(Value::as_str) == Some("text");
-    fields.refuse_unless(
-        "response_format",
-        is_text,
-        "only {\"type\": \"text\"} is supported",
-    )?;
+    fields.refuse_unless("response_format", is_text, "only {\"type\": \"text\"} is supported")?;
     let constrained = "constrained decoding is not supported";
-    for name in [
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "structured_outputs",
-    ] {
+    for name in ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"] {
         fields.refuse_unless(name, |_| false, constrained)?;
     }
-    fields.refuse_unless(
-        "use_beam_search",
-        |value| *value == Value::Bool(false),
-        "beam search is not supported",
-    )
+    fields.refuse_unless("use_beam_search", |value| *value == Value::Bool(false), "beam search is not supported")
 }
 
 pub(crate) fn refuse_tools(fields: &mut Fields) -> Result<(), ApiError> {
@@ -111,16 +73,8 @@ pub(crate) fn refuse_tools(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse_unless("tools", empty, "tools are not supported")?;
     fields.refuse_unless("functions", empty, "tools are not supported")?;
     let idle = |value: &Value| matches!(value.as_str(), Some("none" | "auto"));
-    fields.refuse_unless(
-        "tool_choice",
-        idle,
-        "tools are not supported; leave it out or send \"none\"",
-    )?;
-    fields.refuse_unless(
-        "function_call",
-        idle,
-        "tools are not supported; leave it out or send \"none\"",
-    )
+    fields.refuse_unless("tool_choice", idle, "tools are not supported; leave it out or send \"none\"")?;
+    fields.refuse_unless("function_call", idle, "tools are not supported; leave it out or send \"none\"")
 }
 
 pub(crate) fn is_zero(value: &Value) -> bool {
@@ -138,11 +92,7 @@ pub(crate) fn stream_options(fields: &mut Fields) -> Result<(bool, bool), ApiErr
     match options.get("include_usage") {
         None | Some(Value::Null) => Ok((stream, false)),
         Some(Value::Bool(include)) => Ok((stream, *include)),
-        Some(other) => Err(wrong_type(
-            "stream_options.include_usage",
-            "a boolean",
-            other,
-        )),
+        Some(other) => Err(wrong_type("stream_options.include_usage", "a boolean", other)),
     }
 }
 

@@ -24,10 +24,7 @@ const MAX_HEADER_BYTES: usize = 32 * 1024;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-pub(crate) async fn guard(
-    request: ServiceRequest,
-    next: Next<BoxBody>,
-) -> Result<ServiceResponse<BoxBody>, Error> {
+pub(crate) async fn guard(request: ServiceRequest, next: Next<BoxBody>) -> Result<ServiceResponse<BoxBody>, Error> {
     let started = Instant::now();
     let request_id = request_id(request.request());
     let span = tracing::info_span!(
@@ -69,9 +66,7 @@ fn admit(request: &ServiceRequest) -> Result<(), ApiError> {
     settings.hosts.check(request.request())?;
     if request.path() != OPEN_PATH {
         let authorization = request.headers().get(header::AUTHORIZATION);
-        let tenant = settings
-            .keys
-            .tenant(authorization.map(HeaderValue::as_bytes))?;
+        let tenant = settings.keys.tenant(authorization.map(HeaderValue::as_bytes))?;
         tracing::Span::current().record("tenant", tenant.as_str());
         request.extensions_mut().insert(tenant);
     }
@@ -82,14 +77,8 @@ fn admit(request: &ServiceRequest) -> Result<(), ApiError> {
 }
 
 fn check_header_size(request: &ServiceRequest) -> Result<(), ApiError> {
-    let headers = request
-        .headers()
-        .iter()
-        .map(|(name, value)| name.as_str().len() + value.len() + 4);
-    let line = request
-        .uri()
-        .path_and_query()
-        .map_or(0, |path| path.as_str().len());
+    let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
+    let line = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
     match headers.sum::<usize>() + line {
         size if size > MAX_HEADER_BYTES => Err(ApiError::header_too_large(MAX_HEADER_BYTES)),
         _ => Ok(()),
@@ -116,8 +105,7 @@ fn request_id(request: &HttpRequest) -> HeaderValue {
     };
     match request.headers().get(&REQUEST_ID).filter(is_plain) {
         Some(value) => value.clone(),
-        None => HeaderValue::from_str(&format!("req_{:032x}", rand::random::<u128>()))
-            .expect("hexadecimal digits"),
+        None => HeaderValue::from_str(&format!("req_{:032x}", rand::random::<u128>())).expect("hexadecimal digits"),
     }
 }
 

@@ -20,23 +20,15 @@ impl Hosts {
     /// A server that others may reach checks only if `allowed_hosts` is set.
     pub(crate) fn new(server: &ServerConfig) -> Self {
         let checks = server.bind.ip().is_loopback() || !server.allowed_hosts.is_empty();
-        let names = server
-            .allowed_hosts
-            .iter()
-            .map(|host| host_name(host).to_ascii_lowercase());
-        Self {
-            allowed: checks.then(|| names.collect()),
-        }
+        let names = server.allowed_hosts.iter().map(|host| host_name(host).to_ascii_lowercase());
+        Self { allowed: checks.then(|| names.collect()) }
     }
 
     pub(crate) fn check(&self, request: &HttpRequest) -> Result<(), ApiError> {
         let Some(allowed) = &self.allowed else {
             return Ok(());
         };
-        let headers = request
-            .headers()
-            .get_all(header::HOST)
-            .map(|value| value.to_str().unwrap_or("\u{fffd}"));
+        let headers = request.headers().get_all(header::HOST).map(|value| value.to_str().unwrap_or("\u{fffd}"));
         let mut hosts: Vec<&str> = headers.collect();
         // An absolute URL in the request line overrides the header.
         hosts.extend(Uri::host(request.uri()));

@@ -14,10 +14,7 @@ impl Keys {
     pub(crate) fn new(tenants: &[TenantConfig]) -> Self {
         let keys = tenants.iter().flat_map(|tenant| {
             let id = TenantId::new(&tenant.name);
-            tenant
-                .keys
-                .iter()
-                .map(move |key| (Sha256::digest(key.expose()).into(), id.clone()))
+            tenant.keys.iter().map(move |key| (Sha256::digest(key.expose()).into(), id.clone()))
         });
         Self(keys.collect())
     }
@@ -27,12 +24,10 @@ impl Keys {
         if self.0.is_empty() {
             return Ok(TenantId::anonymous());
         }
-        let header = authorization.ok_or_else(|| {
-            ApiError::unauthorized("no API key was given; send it as 'Authorization: Bearer KEY'")
-        })?;
-        let key = bearer(header).ok_or_else(|| {
-            ApiError::unauthorized("the Authorization header is not of the form 'Bearer KEY'")
-        })?;
+        let header = authorization
+            .ok_or_else(|| ApiError::unauthorized("no API key was given; send it as 'Authorization: Bearer KEY'"))?;
+        let key = bearer(header)
+            .ok_or_else(|| ApiError::unauthorized("the Authorization header is not of the form 'Bearer KEY'"))?;
         let digest: [u8; 32] = Sha256::digest(key).into();
         let mut tenant = None;
         // Every key is compared, also after a match: the time taken says nothing about which one it was.
@@ -69,12 +64,7 @@ mod tests {
 
     #[test]
     fn keys_map_to_their_tenant() {
-        let table = [
-            ("Bearer key-a1", "a"),
-            ("bearer key-a2", "a"),
-            ("BEARER   key-b  ", "b"),
-            ("bearer\tkey-b", "b"),
-        ];
+        let table = [("Bearer key-a1", "a"), ("bearer key-a2", "a"), ("BEARER   key-b  ", "b"), ("bearer\tkey-b", "b")];
         for (header, name) in table {
             let tenant = keys().tenant(Some(header.as_bytes())).expect("a known key");
             assert_eq!(tenant.as_str(), name, "{header}");
@@ -96,21 +86,12 @@ mod tests {
             let error = keys().tenant(Some(header.as_bytes())).expect_err(header);
             assert_eq!(error.status_code().as_u16(), 401, "{header}");
         }
-        assert_eq!(
-            keys()
-                .tenant(None)
-                .expect_err("no header")
-                .status_code()
-                .as_u16(),
-            401
-        );
+        assert_eq!(keys().tenant(None).expect_err("no header").status_code().as_u16(), 401);
     }
 
     #[test]
     fn without_keys_everybody_is_anonymous() {
-        let tenant = Keys::new(&[])
-            .tenant(Some(b"Bearer whatever"))
-            .expect("no keys");
+        let tenant = Keys::new(&[]).tenant(Some(b"Bearer whatever")).expect("no keys");
         assert_eq!(tenant, TenantId::anonymous());
     }
 }

@@ -66,10 +66,7 @@ pub fn bind(config: &Config, gateway: Gateway) -> io::Result<(Server, Vec<Socket
     bind_service(config, Arc::new(gateway))
 }
 
-fn bind_service(
-    config: &Config,
-    service: Arc<dyn TurnService>,
-) -> io::Result<(Server, Vec<SocketAddr>)> {
+fn bind_service(config: &Config, service: Arc<dyn TurnService>) -> io::Result<(Server, Vec<SocketAddr>)> {
     let http = web::Data::new(Http::new(config, service));
     let deadline = config.server.shutdown_deadline;
     let server = HttpServer::new(move || app(http.clone()))
@@ -111,9 +108,7 @@ impl Http {
     }
 
     fn of(request: &HttpRequest) -> &Self {
-        request
-            .app_data::<web::Data<Self>>()
-            .expect("app() adds it to every request")
+        request.app_data::<web::Data<Self>>().expect("app() adds it to every request")
     }
 }
 

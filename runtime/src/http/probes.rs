@@ -13,16 +13,10 @@ pub(crate) const DEFAULT_MODEL: &str = "default";
 
 pub(crate) async fn models(http: web::Data<Http>) -> HttpResponse {
     let data = vec![model_object(http.service.model())];
-    HttpResponse::Ok().json(ListModelsResponse {
-        object: "list".to_owned(),
-        data,
-    })
+    HttpResponse::Ok().json(ListModelsResponse { object: "list".to_owned(), data })
 }
 
-pub(crate) async fn model(
-    http: web::Data<Http>,
-    id: web::Path<String>,
-) -> Result<HttpResponse, ApiError> {
+pub(crate) async fn model(http: web::Data<Http>, id: web::Path<String>) -> Result<HttpResponse, ApiError> {
     let served = http.service.model();
     if *id != served.name && *id != DEFAULT_MODEL {
         return Err(ApiError::model_not_found(&id, &served.name));
@@ -45,9 +39,7 @@ pub(crate) async fn ready(http: web::Data<Http>) -> HttpResponse {
 
 pub(crate) async fn metrics(http: web::Data<Http>) -> HttpResponse {
     let text = http.service.metrics().render();
-    HttpResponse::Ok()
-        .content_type("text/plain; version=0.0.4; charset=utf-8")
-        .body(text)
+    HttpResponse::Ok().content_type("text/plain; version=0.0.4; charset=utf-8").body(text)
 }
 
 fn model_object(card: &ModelCard) -> ModelObject {

@@ -14,41 +14,19 @@ pub(crate) struct Endpoint {
 
 /// Rows of the same path stand together. HEAD goes wherever GET goes.
 pub(crate) fn endpoints() -> Vec<Endpoint> {
-    let row = |method, path, handler| Endpoint {
-        method,
-        path,
-        handler,
-    };
+    let row = |method, path, handler| Endpoint { method, path, handler };
     vec![
-        row(Method::POST, "/v1/responses", |route| {
-            route.to(responses::create)
-        }),
-        row(Method::GET, "/v1/responses/{id}", |route| {
-            route.to(responses::get)
-        }),
-        row(Method::DELETE, "/v1/responses/{id}", |route| {
-            route.to(responses::delete)
-        }),
-        row(Method::GET, "/v1/responses/{id}/input_items", |route| {
-            route.to(responses::input_items)
-        }),
-        row(Method::POST, "/v1/chat/completions", |route| {
-            route.to(chat::create)
-        }),
-        row(Method::POST, "/v1/completions", |route| {
-            route.to(completions::create)
-        }),
+        row(Method::POST, "/v1/responses", |route| route.to(responses::create)),
+        row(Method::GET, "/v1/responses/{id}", |route| route.to(responses::get)),
+        row(Method::DELETE, "/v1/responses/{id}", |route| route.to(responses::delete)),
+        row(Method::GET, "/v1/responses/{id}/input_items", |route| route.to(responses::input_items)),
+        row(Method::POST, "/v1/chat/completions", |route| route.to(chat::create)),
+        row(Method::POST, "/v1/completions", |route| route.to(completions::create)),
         row(Method::GET, "/v1/models", |route| route.to(probes::models)),
         // Model names may hold slashes.
-        row(Method::GET, "/v1/models/{id:.+}", |route| {
-            route.to(probes::model)
-        }),
-        row(Method::POST, "/tokenize", |route| {
-            route.to(tokenize::tokenize)
-        }),
-        row(Method::POST, "/detokenize", |route| {
-            route.to(tokenize::detokenize)
-        }),
+        row(Method::GET, "/v1/models/{id:.+}", |route| route.to(probes::model)),
+        row(Method::POST, "/tokenize", |route| route.to(tokenize::tokenize)),
+        row(Method::POST, "/detokenize", |route| route.to(tokenize::detokenize)),
         row(Method::GET, "/health", |route| route.to(probes::health)),
         row(Method::GET, "/ready", |route| route.to(probes::ready)),
         row(Method::GET, "/metrics", |route| route.to(probes::metrics)),
@@ -69,18 +47,13 @@ pub(crate) fn configure(config: &mut web::ServiceConfig) {
             resource = resource.route((endpoint.handler)(web::route().guard(methods)));
         }
         let allow = allow.join(", ");
-        config.service(
-            resource.default_service(web::to(move |request: HttpRequest| {
-                let refused =
-                    ApiError::method_not_allowed(request.method().as_str(), request.path(), &allow);
-                async move { Err::<HttpResponse, _>(refused) }
-            })),
-        );
+        config.service(resource.default_service(web::to(move |request: HttpRequest| {
+            let refused = ApiError::method_not_allowed(request.method().as_str(), request.path(), &allow);
+            async move { Err::<HttpResponse, _>(refused) }
+        })));
     }
 }
 
 pub(crate) async fn not_found(request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    Err(ApiError::route_not_found(
-        &request.path().chars().take(200).collect::<String>(),
-    ))
+    Err(ApiError::route_not_found(&request.path().chars().take(200).collect::<String>()))
 }

@@ -22,33 +22,20 @@ impl Sampling {
     pub(crate) fn take(fields: &mut Fields, vocab_size: usize) -> Result<Self, ApiError> {
         let temperature = fields.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
         let params = SamplingParams {
-            temperature: if temperature < MIN_TEMPERATURE {
-                0.0
-            } else {
-                temperature as f32
-            },
+            temperature: if temperature < MIN_TEMPERATURE { 0.0 } else { temperature as f32 },
             top_k: top_k(fields)?,
             top_p: fields.positive_number("top_p", 1.0)?.unwrap_or(1.0) as f32,
             min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(0.0) as f32,
-            repetition_penalty: fields
-                .positive_number("repetition_penalty", 10.0)?
-                .unwrap_or(1.0) as f32,
-            frequency_penalty: fields
-                .number("frequency_penalty", -2.0..=2.0)?
-                .unwrap_or(0.0) as f32,
-            presence_penalty: fields
-                .number("presence_penalty", -2.0..=2.0)?
-                .unwrap_or(0.0) as f32,
+            repetition_penalty: fields.positive_number("repetition_penalty", 10.0)?.unwrap_or(1.0) as f32,
+            frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0) as f32,
+            presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0) as f32,
             seed: seed(fields)?,
             logit_bias: logit_bias(fields, vocab_size)?,
             min_tokens: fields.count("min_tokens", 0..=u32::MAX)?.unwrap_or(0),
             ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
             stop_token_ids: stop_token_ids(fields, vocab_size)?,
         };
-        Ok(Self {
-            params,
-            stop: stop(fields)?,
-        })
+        Ok(Self { params, stop: stop(fields)? })
     }
 
     /// A reply cannot be both at least `min_tokens` and at most `max` long if the first is larger.
@@ -65,9 +52,7 @@ impl Sampling {
 
 /// vLLM's convention: 0 and -1 mean all tokens.
 fn top_k(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
-    let top_k = fields
-        .integer("top_k", -1..=i64::from(u32::MAX))?
-        .unwrap_or(0);
+    let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.unwrap_or(0);
     Ok(u32::try_from(top_k).ok().filter(|&k| k > 0))
 }
 
@@ -86,37 +71,18 @@ fn logit_bias(fields: &mut Fields, vocab_size: usize) -> Result<Vec<(u32, f32)>,
     let map = match fields.take("logit_bias") {
         None => return Ok(Vec::new()),
         Some(Value::Object(map)) => map,
-        Some(other) => {
-            return Err(wrong_type(
-                "logit_bias",
-                "an object of token ids to numbers",
-                &other,
-            ))
-        }
+        Some(other) => return Err(wrong_type("logit_bias", "an object of token ids to numbers", &other)),
     };
     if map.len() > MAX_BIASES {
-        return Err(ApiError::invalid(
-            "logit_bias",
-            format!("logit_bias may hold at most {MAX_BIASES} tokens"),
-        ));
+        return Err(ApiError::invalid("logit_bias", format!("logit_bias may hold at most {MAX_BIASES} tokens")));
     }
     let mut biases = Vec::with_capacity(map.len());
     for (key, value) in &map {
-        let id = key
-            .parse()
-            .ok()
-            .filter(|&id: &u32| (id as usize) < vocab_size)
-            .ok_or_else(|| {
-                let message = format!(
-                    "logit_bias keys must be token ids between 0 and {}",
-                    vocab_size - 1
-                );
-                ApiError::invalid("logit_bias", message)
-            })?;
-        biases.push((
-            id,
-            number(value, &format!("logit_bias.{id}"), -100.0..=100.0)? as f32,
-        ));
+        let id = key.parse().ok().filter(|&id: &u32| (id as usize) < vocab_size).ok_or_else(|| {
+            let message = format!("logit_bias keys must be token ids between 0 and {}", vocab_size - 1);
+            ApiError::invalid("logit_bias", message)
+        })?;
+        biases.push((id, number(value, &format!("logit_bias.{id}"), -100.0..=100.0)? as f32));
     }
     Ok(biases)
 }
@@ -125,11 +91,7 @@ fn stop_token_ids(fields: &mut Fields, vocab_size: usize) -> Result<Vec<u32>, Ap
     match fields.take("stop_token_ids") {
         None => Ok(Vec::new()),
         Some(Value::Array(ids)) => token_ids(&ids, "stop_token_ids", vocab_size, MAX_STOP_TOKENS),
-        Some(other) => Err(wrong_type(
-            "stop_token_ids",
-            "an array of token ids",
-            &other,
-        )),
+        Some(other) => Err(wrong_type("stop_token_ids", "an array of token ids", &other)),
     }
 }
 
@@ -138,38 +100,21 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
         None => return Ok(Vec::new()),
         Some(Value::Array(values)) => values,
         Some(one @ Value::String(_)) => vec![one],
-        Some(other) => {
-            return Err(wrong_type(
-                "stop",
-                "a string or an array of strings",
-                &other,
-            ))
-        }
+        Some(other) => return Err(wrong_type("stop", "a string or an array of strings", &other)),
     };
     if values.len() > MAX_STOPS {
         return Err(ApiError::invalid(
             "stop",
-            format!(
-                "stop may hold at most {MAX_STOPS} strings, not {}",
-                values.len()
-            ),
+            format!("stop may hold at most {MAX_STOPS} strings, not {}", values.len()),
         ));
     }
     let stops = values.into_iter().map(|value| match value {
-        Value::String(text) if text.is_empty() => Err(ApiError::invalid(
-            "stop",
-            "stop may not hold an empty string",
-        )),
-        Value::String(text) if text.len() > MAX_STOP_BYTES => Err(ApiError::invalid(
-            "stop",
-            format!("a stop string may be at most {MAX_STOP_BYTES} bytes long"),
-        )),
+        Value::String(text) if text.is_empty() => Err(ApiError::invalid("stop", "stop may not hold an empty string")),
+        Value::String(text) if text.len() > MAX_STOP_BYTES => {
+            Err(ApiError::invalid("stop", format!("a stop string may be at most {MAX_STOP_BYTES} bytes long")))
+        }
         Value::String(text) => Ok(text),
-        other => Err(wrong_type(
-            "stop",
-            "a string or an array of strings",
-            &other,
-        )),
+        other => Err(wrong_type("stop", "a string or an array of strings", &other)),
     });
     stops.collect()
 }

@@ -20,26 +20,11 @@ pub(crate) struct RunningTurn {
 
 pub(crate) trait TurnService: Send + Sync {
     fn start_turn(&self, turn: StartTurn) -> LocalBoxFuture<'_, Result<RunningTurn, TurnError>>;
-    fn get_turn<'a>(
-        &'a self,
-        tenant: &'a TenantId,
-        id: TurnId,
-    ) -> LocalBoxFuture<'a, Result<StoredTurn, TurnError>>;
-    fn delete_turn<'a>(
-        &'a self,
-        tenant: &'a TenantId,
-        id: TurnId,
-    ) -> LocalBoxFuture<'a, Result<(), TurnError>>;
+    fn get_turn<'a>(&'a self, tenant: &'a TenantId, id: TurnId) -> LocalBoxFuture<'a, Result<StoredTurn, TurnError>>;
+    fn delete_turn<'a>(&'a self, tenant: &'a TenantId, id: TurnId) -> LocalBoxFuture<'a, Result<(), TurnError>>;
     /// Token ids of a text, with the beginning-of-sequence token if the model has one and it is asked for.
-    fn encode(
-        &self,
-        text: String,
-        add_bos: bool,
-    ) -> LocalBoxFuture<'_, Result<Vec<u32>, TurnError>>;
-    fn encode_chat(
-        &self,
-        messages: Vec<ChatMessage>,
-    ) -> LocalBoxFuture<'_, Result<Vec<u32>, TurnError>>;
+    fn encode(&self, text: String, add_bos: bool) -> LocalBoxFuture<'_, Result<Vec<u32>, TurnError>>;
+    fn encode_chat(&self, messages: Vec<ChatMessage>) -> LocalBoxFuture<'_, Result<Vec<u32>, TurnError>>;
     fn decode(&self, tokens: Vec<u32>) -> LocalBoxFuture<'_, Result<String, TurnError>>;
     fn model(&self) -> &ModelCard;
     fn metrics(&self) -> &Arc<Metrics>;
@@ -50,35 +35,19 @@ impl TurnService for Gateway {
     fn start_turn(&self, turn: StartTurn) -> LocalBoxFuture<'_, Result<RunningTurn, TurnError>> {
         Box::pin(async move {
             let stream = Gateway::start_turn(self, turn).await?;
-            Ok(RunningTurn {
-                id: stream.id,
-                created_at: stream.created_at,
-                events: Box::pin(stream),
-            })
+            Ok(RunningTurn { id: stream.id, created_at: stream.created_at, events: Box::pin(stream) })
         })
     }
 
-    fn get_turn<'a>(
-        &'a self,
-        tenant: &'a TenantId,
-        id: TurnId,
-    ) -> LocalBoxFuture<'a, Result<StoredTurn, TurnError>> {
+    fn get_turn<'a>(&'a self, tenant: &'a TenantId, id: TurnId) -> LocalBoxFuture<'a, Result<StoredTurn, TurnError>> {
         Box::pin(Gateway::get_turn(self, tenant, id))
     }
 
-    fn delete_turn<'a>(
-        &'a self,
-        tenant: &'a TenantId,
-        id: TurnId,
-    ) -> LocalBoxFuture<'a, Result<(), TurnError>> {
+    fn delete_turn<'a>(&'a self, tenant: &'a TenantId, id: TurnId) -> LocalBoxFuture<'a, Result<(), TurnError>> {
         Box::pin(Gateway::delete_turn(self, tenant, id))
     }
 
-    fn encode(
-        &self,
-        text: String,
-        add_bos: bool,
-    ) -> LocalBoxFuture<'_, Result<Vec<u32>, TurnError>> {
+    fn encode(&self, text: String, add_bos: bool) -> LocalBoxFuture<'_, Result<Vec<u32>, TurnError>> {
         let tokenizer = Arc::clone(self.tokenizer());
         Box::pin(blocking(move || {
             let bos = tokenizer.bos().filter(|_| add_bos && tokenizer.add_bos());
@@ -86,10 +55,7 @@ impl TurnService for Gateway {
         }))
     }
 
-    fn encode_chat(
-        &self,
-        messages: Vec<ChatMessage>,
-    ) -> LocalBoxFuture<'_, Result<Vec<u32>, TurnError>> {
+    fn encode_chat(&self, messages: Vec<ChatMessage>) -> LocalBoxFuture<'_, Result<Vec<u32>, TurnError>> {
         let gateway = self.clone();
         Box::pin(blocking(move || gateway.render_chat(&messages)))
     }

@@ -47,13 +47,7 @@ fn frames(
     encoder: impl Encoder,
     ping: Duration,
 ) -> impl Stream<Item = Result<Bytes, actix_web::Error>> {
-    let state = State {
-        events: turn.events,
-        encoder,
-        ping,
-        is_open: false,
-        ended: false,
-    };
+    let state = State { events: turn.events, encoder, ping, is_open: false, ended: false };
     stream::unfold(state, |mut state| async move {
         let frame = state.next().await?;
         Some((Ok(Bytes::from(frame)), state))

@@ -16,33 +16,19 @@ pub(crate) async fn tokenize(http: web::Data<Http>, body: Body) -> Result<HttpRe
     let model = http.service.model();
     check_model(&mut fields, &model.name)?;
     let tokens = match (fields.string("prompt")?, fields.take("messages")) {
-        (Some(_), Some(_)) => {
-            return Err(ApiError::invalid(
-                "messages",
-                "send either prompt or messages, not both",
-            ))
-        }
+        (Some(_), Some(_)) => return Err(ApiError::invalid("messages", "send either prompt or messages, not both")),
         (None, None) => return Err(ApiError::missing("prompt")),
         (Some(prompt), None) => {
             let add_bos = fields.bool("add_special_tokens")?.unwrap_or(true);
             http.service.encode(prompt, add_bos).await?
         }
-        (None, Some(messages)) => {
-            http.service
-                .encode_chat(chat_input::messages(messages, "messages")?)
-                .await?
-        }
+        (None, Some(messages)) => http.service.encode_chat(chat_input::messages(messages, "messages")?).await?,
     };
-    Ok(HttpResponse::Ok().json(
-        json!({ "count": tokens.len(), "max_model_len": model.max_context, "tokens": tokens }),
-    ))
+    Ok(HttpResponse::Ok().json(json!({ "count": tokens.len(), "max_model_len": model.max_context, "tokens": tokens })))
 }
 
 /// `{tokens}` to `{prompt}`.
-pub(crate) async fn detokenize(
-    http: web::Data<Http>,
-    body: Body,
-) -> Result<HttpResponse, ApiError> {
+pub(crate) async fn detokenize(http: web::Data<Http>, body: Body) -> Result<HttpResponse, ApiError> {
     let mut fields = body.0;
     let model = http.service.model();
     check_model(&mut fields, &model.name)?;

@@ -12,12 +12,8 @@ pub(crate) fn responses(usage: &TurnUsage) -> Value {
         input_tokens: usage.input_tokens,
         output_tokens: usage.output_tokens,
         total_tokens: usage.input_tokens.saturating_add(usage.output_tokens),
-        input_tokens_details: InputTokensDetails {
-            cached_tokens: usage.cached_tokens,
-        },
-        output_tokens_details: OutputTokensDetails {
-            reasoning_tokens: 0,
-        },
+        input_tokens_details: InputTokensDetails { cached_tokens: usage.cached_tokens },
+        output_tokens_details: OutputTokensDetails { reasoning_tokens: 0 },
     };
     with_sources(json!(wire), usage)
 }
@@ -28,10 +24,7 @@ pub(crate) fn chat(usage: &TurnUsage) -> Value {
         prompt_tokens: usage.input_tokens,
         completion_tokens: usage.output_tokens,
         total_tokens: usage.input_tokens.saturating_add(usage.output_tokens),
-        prompt_tokens_details: Some(PromptTokenUsageInfo {
-            cached_tokens: usage.cached_tokens,
-            audio_tokens: None,
-        }),
+        prompt_tokens_details: Some(PromptTokenUsageInfo { cached_tokens: usage.cached_tokens, audio_tokens: None }),
         completion_tokens_details: None,
     };
     with_sources(json!(wire), usage)
@@ -39,36 +32,25 @@ pub(crate) fn chat(usage: &TurnUsage) -> Value {
 
 /// The usage of several prompts in one request: counts add up, the slowest first token counts.
 pub(crate) fn sum<'a>(usages: impl IntoIterator<Item = &'a TurnUsage>) -> TurnUsage {
-    usages
-        .into_iter()
-        .fold(TurnUsage::default(), |mut total, usage| {
-            total.input_tokens = total.input_tokens.saturating_add(usage.input_tokens);
-            total.cached_tokens = total.cached_tokens.saturating_add(usage.cached_tokens);
-            total.output_tokens = total.output_tokens.saturating_add(usage.output_tokens);
-            total.recomputed_tokens = total
-                .recomputed_tokens
-                .saturating_add(usage.recomputed_tokens);
-            total.ttft = total.ttft.max(usage.ttft);
-            for (tier, tokens) in &usage.cached_by_tier {
-                match total
-                    .cached_by_tier
-                    .iter_mut()
-                    .find(|(name, _)| name == tier)
-                {
-                    Some((_, sum)) => *sum = sum.saturating_add(*tokens),
-                    None => total.cached_by_tier.push((tier.clone(), *tokens)),
-                }
+    usages.into_iter().fold(TurnUsage::default(), |mut total, usage| {
+        total.input_tokens = total.input_tokens.saturating_add(usage.input_tokens);
+        total.cached_tokens = total.cached_tokens.saturating_add(usage.cached_tokens);
+        total.output_tokens = total.output_tokens.saturating_add(usage.output_tokens);
+        total.recomputed_tokens = total.recomputed_tokens.saturating_add(usage.recomputed_tokens);
+        total.ttft = total.ttft.max(usage.ttft);
+        for (tier, tokens) in &usage.cached_by_tier {
+            match total.cached_by_tier.iter_mut().find(|(name, _)| name == tier) {
+                Some((_, sum)) => *sum = sum.saturating_add(*tokens),
+                None => total.cached_by_tier.push((tier.clone(), *tokens)),
             }
-            total
-        })
+        }
+        total
+    })
 }
 
 fn with_sources(mut wire: Value, usage: &TurnUsage) -> Value {
-    let tiers: Map<String, Value> = usage
-        .cached_by_tier
-        .iter()
-        .map(|(tier, tokens)| (tier.clone(), json!(tokens)))
-        .collect();
+    let tiers: Map<String, Value> =
+        usage.cached_by_tier.iter().map(|(tier, tokens)| (tier.clone(), json!(tokens))).collect();
     wire["keepsake"] = json!({
         "tiers": tiers,
         "recomputed": usage.recomputed_tokens,
@@ -92,8 +74,7 @@ mod tests {
             recomputed_tokens: 16,
             ttft: Duration::from_micros(12_345),
         };
-        let keepsake =
-            json!({"tiers": {"device": 32, "dram": 32}, "recomputed": 16, "ttft_ms": 12.345});
+        let keepsake = json!({"tiers": {"device": 32, "dram": 32}, "recomputed": 16, "ttft_ms": 12.345});
         assert_eq!(
             responses(&usage),
             json!({
@@ -108,9 +89,6 @@ mod tests {
 
         let twice = sum([&usage, &usage]);
         assert_eq!((twice.input_tokens, twice.ttft), (200, usage.ttft));
-        assert_eq!(
-            twice.cached_by_tier,
-            [("device".into(), 64), ("dram".into(), 64)]
-        );
+        assert_eq!(twice.cached_by_tier, [("device".into(), 64), ("dram".into(), 64)]);
     }
 }

@@ -177,7 +177,9 @@ pub enum TurnError {
     /// The parent was made with another model, tokenizer or template, or is not finished.
     #[error("{0}")]
     Conflict(String),
-    #[error("the prompt has {prompt_tokens} tokens but this server's limit is {limit} (model context and device pool)")]
+    #[error(
+        "the prompt has {prompt_tokens} tokens but this server's limit is {limit} (model context and device pool)"
+    )]
     ContextLengthExceeded { prompt_tokens: usize, limit: usize },
     /// The request itself is wrong; `param` names its field.
     #[error("{message}")]

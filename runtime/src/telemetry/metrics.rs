@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::{
-    Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry, TextEncoder,
+    Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
 };
 
 use crate::messages::session::{FinishReason, TurnUsage};
@@ -99,7 +99,11 @@ impl Metrics {
             turns_stored: counter(r, "keepsake_turns_stored_total", "Turns made durable."),
             store_read_only: gauge(r, "keepsake_store_read_only", "1 while a store refuses writes."),
             pins: gauge(r, "keepsake_pins", "Pins held on chunks of any tier."),
-            prompt_tokens: counter(r, "keepsake_prompt_tokens_total", "Input tokens of finished turns, cached ones included."),
+            prompt_tokens: counter(
+                r,
+                "keepsake_prompt_tokens_total",
+                "Input tokens of finished turns, cached ones included.",
+            ),
             generation_tokens: counter(r, "keepsake_generation_tokens_total", "Output tokens of finished turns."),
             tokens: counters(
                 r,
@@ -113,23 +117,26 @@ impl Metrics {
                 "keepsake_time_to_first_token_seconds",
                 "From a turn's arrival to its first sampled token.",
                 &[
-                    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-                    160.0,
+                    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+                    40.0, 80.0, 160.0,
                 ],
             ),
             inter_token_latency: histogram(
                 r,
                 "keepsake_inter_token_latency_seconds",
                 "Between two sampled tokens of a turn.",
-                &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0],
+                &[
+                    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0,
+                    10.0,
+                ],
             ),
             e2e_request_latency: histogram(
                 r,
                 "keepsake_e2e_request_latency_seconds",
                 "From a turn's arrival to its last event.",
                 &[
-                    0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
-                    960.0,
+                    0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
+                    240.0, 480.0, 960.0,
                 ],
             ),
             tier_capacity_bytes: gauges(r, "keepsake_tier_capacity_bytes", "Configured size of a tier.", &["tier"]),
@@ -151,17 +158,10 @@ impl Metrics {
         self.prompt_tokens.inc_by(usage.input_tokens.into());
         self.generation_tokens.inc_by(usage.output_tokens.into());
         for (tier, tokens) in &usage.cached_by_tier {
-            self.tokens
-                .with_label_values(&[tier.as_str()])
-                .inc_by((*tokens).into());
+            self.tokens.with_label_values(&[tier.as_str()]).inc_by((*tokens).into());
         }
-        let new = usage
-            .input_tokens
-            .saturating_sub(usage.cached_tokens)
-            .saturating_sub(usage.recomputed_tokens);
-        self.tokens
-            .with_label_values(&["recomputed"])
-            .inc_by(usage.recomputed_tokens.into());
+        let new = usage.input_tokens.saturating_sub(usage.cached_tokens).saturating_sub(usage.recomputed_tokens);
+        self.tokens.with_label_values(&["recomputed"]).inc_by(usage.recomputed_tokens.into());
         self.tokens.with_label_values(&["new"]).inc_by(new.into());
         let reason = match reason {
             FinishReason::Stop => "stop",
@@ -178,32 +178,18 @@ impl Metrics {
     }
 
     pub fn set_tier(&self, tier: &str, capacity_bytes: u64, used_bytes: u64, num_chunks: usize) {
-        self.tier_capacity_bytes
-            .with_label_values(&[tier])
-            .set(saturate(capacity_bytes));
-        self.tier_used_bytes
-            .with_label_values(&[tier])
-            .set(saturate(used_bytes));
-        self.tier_chunks
-            .with_label_values(&[tier])
-            .set(saturate(num_chunks as u64));
+        self.tier_capacity_bytes.with_label_values(&[tier]).set(saturate(capacity_bytes));
+        self.tier_used_bytes.with_label_values(&[tier]).set(saturate(used_bytes));
+        self.tier_chunks.with_label_values(&[tier]).set(saturate(num_chunks as u64));
     }
 
     /// Also sets the usage share.
     pub fn set_blocks(&self, counts: BlockCounts) {
-        let states = [
-            ("free", counts.free),
-            ("clean", counts.clean),
-            ("used", counts.used),
-            ("total", counts.total),
-        ];
+        let states = [("free", counts.free), ("clean", counts.clean), ("used", counts.used), ("total", counts.total)];
         for (state, count) in states {
-            self.blocks
-                .with_label_values(&[state])
-                .set(saturate(count as u64));
+            self.blocks.with_label_values(&[state]).set(saturate(count as u64));
         }
-        self.kv_cache_usage_perc
-            .set(counts.used as f64 / counts.total.max(1) as f64);
+        self.kv_cache_usage_perc.set(counts.used as f64 / counts.total.max(1) as f64);
     }
 
     /// One chunk's copy ended. `result` is "ok" or the fault's short name; bytes count only for "ok".
@@ -215,9 +201,7 @@ impl Metrics {
     }
 
     pub(crate) fn http_response(&self, status: u16) {
-        self.http_responses
-            .with_label_values(&[status.to_string()])
-            .inc();
+        self.http_responses.with_label_values(&[status.to_string()]).inc();
     }
 
     /// The text exposition format.
@@ -226,9 +210,7 @@ impl Metrics {
             self.resident_memory_bytes.set(saturate(bytes));
         }
         let mut text = Vec::new();
-        TextEncoder::new()
-            .encode(&self.registry.gather(), &mut text)
-            .expect("writing to memory cannot fail");
+        TextEncoder::new().encode(&self.registry.gather(), &mut text).expect("writing to memory cannot fail");
         text
     }
 
@@ -257,14 +239,9 @@ fn saturate(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-fn register<C: Collector + Clone + 'static>(
-    registry: &Registry,
-    metric: prometheus::Result<C>,
-) -> C {
+fn register<C: Collector + Clone + 'static>(registry: &Registry, metric: prometheus::Result<C>) -> C {
     let metric = metric.expect("names and labels are constants that Prometheus accepts");
-    registry
-        .register(Box::new(metric.clone()))
-        .expect("each name is registered once");
+    registry.register(Box::new(metric.clone())).expect("each name is registered once");
     metric
 }
 
@@ -285,10 +262,7 @@ fn counters(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Int
 }
 
 fn histogram(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> Histogram {
-    register(
-        registry,
-        Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())),
-    )
+    register(registry, Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())))
 }
 
 #[cfg(test)]
@@ -296,12 +270,8 @@ mod tests {
     use super::*;
 
     fn value(text: &str, series: &str) -> f64 {
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
-        line.unwrap_or_else(|| panic!("no series {series} in\n{text}"))
-            .parse()
-            .expect("a number")
+        let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no series {series} in\n{text}")).parse().expect("a number")
     }
 
     #[test]
@@ -325,18 +295,9 @@ mod tests {
             ("keepsake_tokens_total{source=\"new\"}", 20.0),
             ("keepsake_prompt_tokens_total", 100.0),
             ("keepsake_generation_tokens_total", 7.0),
-            (
-                "keepsake_request_success_total{finished_reason=\"length\"}",
-                1.0,
-            ),
-            (
-                "keepsake_time_to_first_token_seconds_bucket{le=\"0.02\"}",
-                0.0,
-            ),
-            (
-                "keepsake_time_to_first_token_seconds_bucket{le=\"0.04\"}",
-                1.0,
-            ),
+            ("keepsake_request_success_total{finished_reason=\"length\"}", 1.0),
+            ("keepsake_time_to_first_token_seconds_bucket{le=\"0.02\"}", 0.0),
+            ("keepsake_time_to_first_token_seconds_bucket{le=\"0.04\"}", 1.0),
             ("keepsake_e2e_request_latency_seconds_sum", 1.0),
         ] {
             assert_eq!(value(&text, series), expected, "{series}");
@@ -347,12 +308,7 @@ mod tests {
     #[test]
     fn gauges_and_moves() {
         let metrics = Metrics::new();
-        metrics.set_blocks(BlockCounts {
-            free: 1,
-            clean: 2,
-            used: 5,
-            total: 8,
-        });
+        metrics.set_blocks(BlockCounts { free: 1, clean: 2, used: 5, total: 8 });
         metrics.set_tier("dram", 1000, 96, 3);
         metrics.moved("device", "dram", "ok", 32);
         metrics.moved("device", "dram", "timed_out", 32);
@@ -361,18 +317,9 @@ mod tests {
             ("keepsake_kv_cache_usage_perc", 0.625),
             ("keepsake_blocks{state=\"clean\"}", 2.0),
             ("keepsake_tier_used_bytes{tier=\"dram\"}", 96.0),
-            (
-                "keepsake_moves_total{from=\"device\",result=\"ok\",to=\"dram\"}",
-                1.0,
-            ),
-            (
-                "keepsake_moves_total{from=\"device\",result=\"timed_out\",to=\"dram\"}",
-                1.0,
-            ),
-            (
-                "keepsake_move_bytes_total{from=\"device\",to=\"dram\"}",
-                32.0,
-            ),
+            ("keepsake_moves_total{from=\"device\",result=\"ok\",to=\"dram\"}", 1.0),
+            ("keepsake_moves_total{from=\"device\",result=\"timed_out\",to=\"dram\"}", 1.0),
+            ("keepsake_move_bytes_total{from=\"device\",to=\"dram\"}", 32.0),
         ] {
             assert_eq!(value(&text, series), expected, "{series}");
         }

@@ -17,15 +17,11 @@ pub struct InvalidFilter {
 
 /// Sends logs to standard error, one line an event. The second call in a process changes nothing (tests start several servers).
 pub fn init(config: &TelemetryConfig) -> Result<(), InvalidFilter> {
-    let filter = EnvFilter::try_new(&config.log).map_err(|error| InvalidFilter {
-        filter: config.log.clone(),
-        reason: error.to_string(),
-    })?;
+    let filter = EnvFilter::try_new(&config.log)
+        .map_err(|error| InvalidFilter { filter: config.log.clone(), reason: error.to_string() })?;
     let is_terminal = std::io::stderr().is_terminal();
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(is_terminal);
+    let subscriber =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(is_terminal);
     let installed = match config.format {
         LogFormat::Text => subscriber.try_init(),
         LogFormat::Json => subscriber.json().flatten_event(true).try_init(),

@@ -198,6 +198,11 @@ impl Harness {
         (held, places.saturating_sub(held))
     }
 
+    /// Full chunks anywhere.
+    pub(super) fn num_full_chunks(&self) -> usize {
+        self.core.num_full_chunks()
+    }
+
     fn run(&mut self, plan: &StepPlan) -> StepOutput {
         for id in &plan.ends {
             self.last.remove(id);

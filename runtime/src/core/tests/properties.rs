@@ -11,7 +11,11 @@ use crate::core::*;
 #[derive(Clone, Debug)]
 enum Op {
     /// Starts or continues a conversation, with so many new tokens and so long a reply.
-    Turn { conversation: usize, new: usize, reply: usize },
+    Turn {
+        conversation: usize,
+        new: usize,
+        reply: usize,
+    },
     /// Stops one of the sequences under way.
     Stop(Index),
     Rounds(usize),

@@ -213,3 +213,22 @@ fn full_tiers_hold_different_chunks() {
     let (held, mirrored) = server.held_and_mirrored();
     assert!(held >= 14, "20 places hold {held} different chunks, {mirrored} of them twice");
 }
+
+#[test]
+fn a_shutdown_saves_what_only_memory_holds() {
+    let mut server = Harness::new(config(), 16, vec![tier("dram", 16, false), tier("rocks", 64, true)]);
+    for seed in 1..6 {
+        server.converse(&tokens(seed, 5 * CHUNK), 0, 2);
+    }
+    server.submit_with(&tokens(9, 2 * CHUNK), 0, 2, false).unwrap();
+    server.settle();
+    let before = server.core.gauges().tiers[1].num_chunks;
+    while server.core.save_chunks() {
+        server.turn();
+    }
+    server.settle();
+    let saved = server.core.gauges().tiers[1].num_chunks;
+    assert!(saved > before);
+    let unstored = 2;
+    assert_eq!(saved, server.num_full_chunks() - unstored);
+}

@@ -11,9 +11,7 @@ use super::body::Body;
 use super::chat_input;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::generation::{
-    check_model, finish_reason, metadata, outcome, refuse_unsupported, stream_options,
-};
+use super::generation::{check_model, finish_reason, metadata, outcome, refuse_unsupported, stream_options};
 use super::sampling::Sampling;
 use super::service::RunningTurn;
 use super::{sse, usage, Http};
@@ -27,11 +25,7 @@ pub(crate) async fn create(
 ) -> Result<HttpResponse, ApiError> {
     let model = http.service.model();
     let request = ChatRequest::decode(body.0, model, tenant.into_inner())?;
-    let turn = http
-        .service
-        .start_turn(request.turn)
-        .await
-        .map_err(|e| ApiError::of_turn(e, "messages"))?;
+    let turn = http.service.start_turn(request.turn).await.map_err(|e| ApiError::of_turn(e, "messages"))?;
     let completion = Completion::of(&turn, model);
     if request.stream {
         let encoder = ChatEncoder::new(completion, request.include_usage);
@@ -51,11 +45,7 @@ struct Completion {
 
 impl Completion {
     fn of(turn: &RunningTurn, model: &ModelCard) -> Self {
-        Self {
-            id: format!("chatcmpl-{}", turn.id),
-            created: turn.created_at,
-            model: model.name.clone(),
-        }
+        Self { id: format!("chatcmpl-{}", turn.id), created: turn.created_at, model: model.name.clone() }
     }
 
     fn whole(&self, outcome: &TurnOutcome) -> Value {
@@ -104,35 +94,19 @@ impl ChatRequest {
         fields.refuse_unless("modalities", only_text, "only [\"text\"] is supported")?;
         fields.refuse_unless("audio", |_| false, "audio is not supported")?;
         let is_false = |value: &Value| *value == Value::Bool(false);
-        fields.refuse_unless(
-            "continue_final_message",
-            is_false,
-            "a reply always starts a new message",
-        )?;
+        fields.refuse_unless("continue_final_message", is_false, "a reply always starts a new message")?;
         let is_true = |value: &Value| *value == Value::Bool(true);
-        fields.refuse_unless(
-            "add_generation_prompt",
-            is_true,
-            "a reply always starts a new message",
-        )?;
+        fields.refuse_unless("add_generation_prompt", is_true, "a reply always starts a new message")?;
 
         let sampling = Sampling::take(&mut fields, model.vocab_size)?;
         let max_tokens = fields.count("max_tokens", 1..=u32::MAX)?;
-        let max_output_tokens = fields
-            .count("max_completion_tokens", 1..=u32::MAX)?
-            .or(max_tokens);
+        let max_output_tokens = fields.count("max_completion_tokens", 1..=u32::MAX)?.or(max_tokens);
         sampling.check_min_tokens(max_output_tokens)?;
         let (stream, include_usage) = stream_options(&mut fields)?;
         let metadata = metadata(&mut fields)?;
         let store = fields.bool("store")?.unwrap_or(false);
-        let messages = fields
-            .take("messages")
-            .ok_or_else(|| ApiError::missing("messages"))?;
-        let echo = if store {
-            json!({ "api": "chat", "metadata": metadata, "input": messages })
-        } else {
-            Value::Null
-        };
+        let messages = fields.take("messages").ok_or_else(|| ApiError::missing("messages"))?;
+        let echo = if store { json!({ "api": "chat", "metadata": metadata, "input": messages }) } else { Value::Null };
         let turn = StartTurn {
             tenant,
             parent: None,
@@ -144,10 +118,6 @@ impl ChatRequest {
             store,
             echo,
         };
-        Ok(Self {
-            turn,
-            stream,
-            include_usage,
-        })
+        Ok(Self { turn, stream, include_usage })
     }
 }

@@ -18,11 +18,7 @@ pub(super) struct ChatEncoder {
 
 impl ChatEncoder {
     pub(super) fn new(completion: Completion, include_usage: bool) -> Self {
-        Self {
-            completion,
-            include_usage,
-            role_sent: false,
-        }
+        Self { completion, include_usage, role_sent: false }
     }
 
     fn chunk(&self, choices: Vec<ChatStreamChoice>) -> ChatCompletionStreamResponse {
@@ -41,10 +37,7 @@ impl ChatEncoder {
     fn push_role(&mut self, out: &mut String) {
         if !self.role_sent {
             self.role_sent = true;
-            let delta = ChatMessageDelta {
-                role: Some("assistant".to_owned()),
-                ..delta(Some(String::new()))
-            };
+            let delta = ChatMessageDelta { role: Some("assistant".to_owned()), ..delta(Some(String::new())) };
             push_frame(out, None, &self.chunk(vec![choice(delta, None)]));
         }
     }
@@ -61,11 +54,7 @@ impl Encoder for ChatEncoder {
             TurnEvent::Started => {}
             TurnEvent::Delta(text) => {
                 self.push_role(&mut out);
-                push_frame(
-                    &mut out,
-                    None,
-                    &self.chunk(vec![choice(delta(Some(text)), None)]),
-                );
+                push_frame(&mut out, None, &self.chunk(vec![choice(delta(Some(text)), None)]));
             }
             TurnEvent::Finished(outcome) => {
                 self.push_role(&mut out);
@@ -78,29 +67,16 @@ impl Encoder for ChatEncoder {
                 }
                 out.push_str("data: [DONE]\n\n");
             }
-            TurnEvent::Failed(error) => {
-                push_frame(&mut out, Some("error"), &ApiError::from(error).body())
-            }
+            TurnEvent::Failed(error) => push_frame(&mut out, Some("error"), &ApiError::from(error).body()),
         }
         out
     }
 }
 
 fn choice(delta: ChatMessageDelta, finished: Option<FinishReason>) -> ChatStreamChoice {
-    ChatStreamChoice {
-        index: 0,
-        delta,
-        logprobs: None,
-        finish_reason: finished.map(finish_reason),
-        matched_stop: None,
-    }
+    ChatStreamChoice { index: 0, delta, logprobs: None, finish_reason: finished.map(finish_reason), matched_stop: None }
 }
 
 fn delta(content: Option<String>) -> ChatMessageDelta {
-    ChatMessageDelta {
-        role: None,
-        content,
-        tool_calls: None,
-        reasoning_content: None,
-    }
+    ChatMessageDelta { role: None, content, tool_calls: None, reasoning_content: None }
 }

@@ -17,10 +17,7 @@ pub(super) struct CompletionEncoder {
 
 impl CompletionEncoder {
     pub(super) fn new(completion: Completion, include_usage: bool) -> Self {
-        Self {
-            completion,
-            include_usage,
-        }
+        Self { completion, include_usage }
     }
 
     fn chunk(&self, choices: Vec<CompletionStreamChoice>) -> CompletionStreamResponse {
@@ -45,9 +42,7 @@ impl Encoder for CompletionEncoder {
         let mut out = String::new();
         match event {
             TurnEvent::Started => {}
-            TurnEvent::Delta(text) => {
-                push_frame(&mut out, None, &self.chunk(vec![choice(text, None)]))
-            }
+            TurnEvent::Delta(text) => push_frame(&mut out, None, &self.chunk(vec![choice(text, None)])),
             TurnEvent::Finished(outcome) => {
                 let finish = choice(String::new(), Some(outcome.finish_reason));
                 push_frame(&mut out, None, &self.chunk(vec![finish]));
@@ -58,19 +53,12 @@ impl Encoder for CompletionEncoder {
                 }
                 out.push_str("data: [DONE]\n\n");
             }
-            TurnEvent::Failed(error) => {
-                push_frame(&mut out, Some("error"), &ApiError::from(error).body())
-            }
+            TurnEvent::Failed(error) => push_frame(&mut out, Some("error"), &ApiError::from(error).body()),
         }
         out
     }
 }
 
 fn choice(text: String, finished: Option<FinishReason>) -> CompletionStreamChoice {
-    CompletionStreamChoice {
-        text,
-        index: 0,
-        logprobs: None,
-        finish_reason: finished.map(finish_reason),
-    }
+    CompletionStreamChoice { text, index: 0, logprobs: None, finish_reason: finished.map(finish_reason) }
 }

@@ -25,18 +25,10 @@ pub(crate) async fn create(
 ) -> Result<HttpResponse, ApiError> {
     let model = http.service.model();
     let request = ResponseRequest::decode(body.0, model, tenant.into_inner())?;
-    let turn = http
-        .service
-        .start_turn(request.turn)
-        .await
-        .map_err(|e| ApiError::of_turn(e, "input"))?;
+    let turn = http.service.start_turn(request.turn).await.map_err(|e| ApiError::of_turn(e, "input"))?;
     let object = ResponseObject::new(turn.id, turn.created_at, &model.name, request.echo);
     if request.stream {
-        return Ok(sse::respond(
-            turn,
-            ResponseEncoder::new(object),
-            http.settings.ping,
-        ));
+        return Ok(sse::respond(turn, ResponseEncoder::new(object), http.settings.ping));
     }
     let outcome = outcome(turn).await?;
     Ok(HttpResponse::Ok().json(object.finished(&outcome, Some(unix_now()))))
@@ -49,12 +41,7 @@ pub(crate) async fn get(
 ) -> Result<HttpResponse, ApiError> {
     let stored = http.service.get_turn(&tenant, parse_id(&id)?).await?;
     let echo = Echo::restore(stored.echo, stored.parent);
-    let object = ResponseObject::new(
-        stored.id,
-        stored.created_at,
-        &http.service.model().name,
-        echo,
-    );
+    let object = ResponseObject::new(stored.id, stored.created_at, &http.service.model().name, echo);
     Ok(HttpResponse::Ok().json(object.finished(&stored.outcome, None)))
 }
 
@@ -65,8 +52,7 @@ pub(crate) async fn delete(
 ) -> Result<HttpResponse, ApiError> {
     let turn = parse_id(&id)?;
     http.service.delete_turn(&tenant, turn).await?;
-    Ok(HttpResponse::Ok()
-        .json(json!({ "id": response_id(turn), "object": "response.deleted", "deleted": true })))
+    Ok(HttpResponse::Ok().json(json!({ "id": response_id(turn), "object": "response.deleted", "deleted": true })))
 }
 
 /// The items that this turn itself brought; its ancestors' are under their own ids.

@@ -2,8 +2,8 @@
 
 use keepsake_model::chat::ChatMessage;
 use openai_protocol::responses::{
-    IncompleteDetails, IncompleteReason, ResponseContentPart, ResponseOutputItem, ResponseStatus,
-    ResponsesRequest, ResponsesResponse,
+    IncompleteDetails, IncompleteReason, ResponseContentPart, ResponseOutputItem, ResponseStatus, ResponsesRequest,
+    ResponsesResponse,
 };
 use serde_json::{json, Map, Value};
 
@@ -23,19 +23,9 @@ pub(super) struct Echo {
 }
 
 impl Echo {
-    pub(super) fn new(
-        wire: ResponsesRequest,
-        numbers: Map<String, Value>,
-        messages: &[ChatMessage],
-    ) -> Self {
-        let input = messages
-            .iter()
-            .map(|message| json!({ "role": message.role, "content": message.content }));
-        Self {
-            wire,
-            numbers,
-            input: input.collect(),
-        }
+    pub(super) fn new(wire: ResponsesRequest, numbers: Map<String, Value>, messages: &[ChatMessage]) -> Self {
+        let input = messages.iter().map(|message| json!({ "role": message.role, "content": message.content }));
+        Self { wire, numbers, input: input.collect() }
     }
 
     /// The form that sessions keep with a stored turn.
@@ -46,10 +36,7 @@ impl Echo {
     /// Of any stored turn: chat completions with `store` have ids here too, with less to repeat, and a field that an older
     /// version wrote differently is left out rather than making the turn unreadable.
     pub(super) fn restore(mut saved: Value, parent: Option<TurnId>) -> Self {
-        let request = saved
-            .get_mut("request")
-            .map(Value::take)
-            .unwrap_or_default();
+        let request = saved.get_mut("request").map(Value::take).unwrap_or_default();
         let mut wire: ResponsesRequest = serde_json::from_value(request).unwrap_or_default();
         wire.store = Some(true);
         wire.previous_response_id = parent.map(response_id);
@@ -64,11 +51,7 @@ impl Echo {
             Some(Value::Array(input)) => input,
             _ => Vec::new(),
         };
-        Self {
-            wire,
-            numbers,
-            input,
-        }
+        Self { wire, numbers, input }
     }
 
     /// As message items.
@@ -103,12 +86,7 @@ pub(super) struct ResponseObject {
 
 impl ResponseObject {
     pub(super) fn new(id: TurnId, created_at: u64, model: &str, echo: Echo) -> Self {
-        Self {
-            id,
-            created_at,
-            model: model.to_owned(),
-            echo,
-        }
+        Self { id, created_at, model: model.to_owned(), echo }
     }
 
     /// The id of the one output item.
@@ -124,33 +102,23 @@ impl ResponseObject {
     pub(super) fn finished(&self, outcome: &TurnOutcome, completed_at: Option<u64>) -> Value {
         let (status, reason) = match outcome.finish_reason {
             FinishReason::Stop => (ResponseStatus::Completed, None),
-            FinishReason::Length => (
-                ResponseStatus::Incomplete,
-                Some(IncompleteReason::MaxOutputTokens),
-            ),
+            FinishReason::Length => (ResponseStatus::Incomplete, Some(IncompleteReason::MaxOutputTokens)),
         };
         let details = reason.map(|reason| IncompleteDetails { reason });
         self.render(status, |object| {
             object["completed_at"] = json!(completed_at);
             object["incomplete_details"] = json!(details);
-            object["output"] =
-                json!([self.output_item(&outcome.text, Some(outcome.finish_reason))]);
+            object["output"] = json!([self.output_item(&outcome.text, Some(outcome.finish_reason))]);
             object["usage"] = usage::responses(&outcome.usage);
         })
     }
 
     pub(super) fn failed(&self, error: &ApiError) -> Value {
-        self.render(ResponseStatus::Failed, |object| {
-            object["error"] = error.failure()
-        })
+        self.render(ResponseStatus::Failed, |object| object["error"] = error.failure())
     }
 
     /// The reply as an item; without a finish reason it is the empty item that a stream opens with.
-    pub(super) fn output_item(
-        &self,
-        text: &str,
-        finished: Option<FinishReason>,
-    ) -> ResponseOutputItem {
+    pub(super) fn output_item(&self, text: &str, finished: Option<FinishReason>) -> ResponseOutputItem {
         let status = match finished {
             None => "in_progress",
             Some(FinishReason::Stop) => "completed",
@@ -181,9 +149,5 @@ impl ResponseObject {
 }
 
 pub(super) fn text_part(text: &str) -> ResponseContentPart {
-    ResponseContentPart::OutputText {
-        text: text.to_owned(),
-        annotations: Vec::new(),
-        logprobs: None,
-    }
+    ResponseContentPart::OutputText { text: text.to_owned(), annotations: Vec::new(), logprobs: None }
 }

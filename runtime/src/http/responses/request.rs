@@ -32,12 +32,7 @@ const PASSED_ON: [&str; 10] = [
 ];
 
 /// Echoed as the client wrote them: the wire type's f32 would print 0.7 as 0.699999988079071.
-const NUMBERS: [&str; 4] = [
-    "temperature",
-    "top_p",
-    "frequency_penalty",
-    "presence_penalty",
-];
+const NUMBERS: [&str; 4] = ["temperature", "top_p", "frequency_penalty", "presence_penalty"];
 
 pub(super) struct ResponseRequest {
     pub(super) turn: StartTurn,
@@ -46,17 +41,10 @@ pub(super) struct ResponseRequest {
 }
 
 impl ResponseRequest {
-    pub(super) fn decode(
-        mut fields: Fields,
-        model: &ModelCard,
-        tenant: TenantId,
-    ) -> Result<Self, ApiError> {
+    pub(super) fn decode(mut fields: Fields, model: &ModelCard, tenant: TenantId) -> Result<Self, ApiError> {
         check_model(&mut fields, &model.name)?;
         refuse_unsupported(&mut fields)?;
-        let numbers = NUMBERS
-            .iter()
-            .filter_map(|&name| Some((name.to_owned(), fields.get(name)?.clone())))
-            .collect();
+        let numbers = NUMBERS.iter().filter_map(|&name| Some((name.to_owned(), fields.get(name)?.clone()))).collect();
         let sampling = Sampling::take(&mut fields, model.vocab_size)?;
         let max_output_tokens = fields.count("max_output_tokens", 1..=u32::MAX)?;
         sampling.check_min_tokens(max_output_tokens)?;
@@ -67,9 +55,7 @@ impl ResponseRequest {
         let parent = parent.map_err(|error| error.with_param("previous_response_id"))?;
         let store = fields.bool("store")?.unwrap_or(true);
         let stream = fields.bool("stream")?.unwrap_or(false);
-        let input = fields
-            .take("input")
-            .ok_or_else(|| ApiError::missing("input"))?;
+        let input = fields.take("input").ok_or_else(|| ApiError::missing("input"))?;
         let messages = chat_input::response_input(input)?;
 
         let mut wire = through_wire_type(fields.into_map())?;
@@ -98,61 +84,21 @@ impl ResponseRequest {
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     refuse_tools(fields)?;
     let is_false = |value: &Value| *value == Value::Bool(false);
-    fields.refuse_unless(
-        "background",
-        is_false,
-        "background responses are not supported; use stream",
-    )?;
-    fields.refuse_unless(
-        "conversation",
-        |_| false,
-        "conversations are not supported; use previous_response_id",
-    )?;
-    fields.refuse_unless(
-        "prompt",
-        |_| false,
-        "prompt templates are not supported; use input and instructions",
-    )?;
+    fields.refuse_unless("background", is_false, "background responses are not supported; use stream")?;
+    fields.refuse_unless("conversation", |_| false, "conversations are not supported; use previous_response_id")?;
+    fields.refuse_unless("prompt", |_| false, "prompt templates are not supported; use input and instructions")?;
     let is_disabled = |value: &Value| value.as_str() == Some("disabled");
-    fields.refuse_unless(
-        "truncation",
-        is_disabled,
-        "nothing is truncated silently; only \"disabled\" is supported",
-    )?;
+    fields.refuse_unless("truncation", is_disabled, "nothing is truncated silently; only \"disabled\" is supported")?;
     let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-    fields.refuse_unless(
-        "context_management",
-        is_empty,
-        "context management is not supported",
-    )?;
-    fields.refuse_unless(
-        "top_logprobs",
-        is_zero,
-        "log probabilities are not supported",
-    )?;
-    let is_text = |format: &Value| {
-        format.is_null() || format.get("type").and_then(Value::as_str) == Some("text")
-    };
-    if !fields
-        .get("text")
-        .and_then(|text| text.get("format"))
-        .is_none_or(is_text)
-    {
-        return Err(ApiError::unsupported(
-            "text.format",
-            "text.format: only {\"type\": \"text\"} is supported",
-        ));
+    fields.refuse_unless("context_management", is_empty, "context management is not supported")?;
+    fields.refuse_unless("top_logprobs", is_zero, "log probabilities are not supported")?;
+    let is_text = |format: &Value| format.is_null() || format.get("type").and_then(Value::as_str) == Some("text");
+    if !fields.get("text").and_then(|text| text.get("format")).is_none_or(is_text) {
+        return Err(ApiError::unsupported("text.format", "text.format: only {\"type\": \"text\"} is supported"));
     }
     let wants_logprobs = |value: &Value| value.as_str() == Some("message.output_text.logprobs");
-    if fields
-        .get("include")
-        .and_then(Value::as_array)
-        .is_some_and(|include| include.iter().any(wants_logprobs))
-    {
-        return Err(ApiError::unsupported(
-            "include",
-            "include: log probabilities are not supported",
-        ));
+    if fields.get("include").and_then(Value::as_array).is_some_and(|include| include.iter().any(wants_logprobs)) {
+        return Err(ApiError::unsupported("include", "include: log probabilities are not supported"));
     }
     Ok(())
 }
@@ -173,9 +119,7 @@ fn through_wire_type(mut fields: Map<String, Value>) -> Result<ResponsesRequest,
     };
     with(&known).map_err(|error| {
         // serde does not say which field it was: ask for each alone.
-        let culprit = known
-            .iter()
-            .find_map(|field| Some((field.0, with(std::slice::from_ref(field)).err()?)));
+        let culprit = known.iter().find_map(|field| Some((field.0, with(std::slice::from_ref(field)).err()?)));
         match culprit {
             Some((name, error)) => ApiError::invalid(name, format!("{name}: {error}")),
             None => ApiError::bad_json(error.to_string()),

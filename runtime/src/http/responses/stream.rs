@@ -1,9 +1,7 @@
 //! The events of a streamed response, in OpenAI's order, each with the next `sequence_number`. There is no `[DONE]`: the
 //! stream ends after `response.completed`, `response.incomplete` or `response.failed`.
 
-use openai_protocol::event_types::{
-    ContentPartEvent, OutputItemEvent, OutputTextEvent, ResponseEvent,
-};
+use openai_protocol::event_types::{ContentPartEvent, OutputItemEvent, OutputTextEvent, ResponseEvent};
 use serde_json::{json, Map, Value};
 
 use super::object::{text_part, ResponseObject};
@@ -30,12 +28,7 @@ enum Phase {
 impl ResponseEncoder {
     pub(super) fn new(object: ResponseObject) -> Self {
         let item_id = object.item_id();
-        Self {
-            object,
-            item_id,
-            next_sequence: 0,
-            phase: Phase::Created,
-        }
+        Self { object, item_id, next_sequence: 0, phase: Phase::Created }
     }
 
     /// Emits what must come before `phase` is reached, once.
@@ -43,48 +36,22 @@ impl ResponseEncoder {
         if self.phase < Phase::InProgress {
             self.phase = Phase::InProgress;
             let response = self.object.in_progress();
-            self.push(
-                out,
-                ResponseEvent::IN_PROGRESS,
-                json!({ "response": response }),
-            );
+            self.push(out, ResponseEvent::IN_PROGRESS, json!({ "response": response }));
         }
         if phase == Phase::ItemOpen && self.phase < phase {
             self.phase = phase;
             let item = self.object.output_item("", None);
-            self.push(
-                out,
-                OutputItemEvent::ADDED,
-                json!({ "output_index": 0, "item": item }),
-            );
-            self.push_in_part(
-                out,
-                ContentPartEvent::ADDED,
-                json!({ "part": text_part("") }),
-            );
+            self.push(out, OutputItemEvent::ADDED, json!({ "output_index": 0, "item": item }));
+            self.push_in_part(out, ContentPartEvent::ADDED, json!({ "part": text_part("") }));
         }
     }
 
     fn finish(&mut self, out: &mut String, outcome: &TurnOutcome) {
         self.advance(out, Phase::ItemOpen);
-        self.push_in_part(
-            out,
-            OutputTextEvent::DONE,
-            json!({ "text": outcome.text, "logprobs": [] }),
-        );
-        self.push_in_part(
-            out,
-            ContentPartEvent::DONE,
-            json!({ "part": text_part(&outcome.text) }),
-        );
-        let item = self
-            .object
-            .output_item(&outcome.text, Some(outcome.finish_reason));
-        self.push(
-            out,
-            OutputItemEvent::DONE,
-            json!({ "output_index": 0, "item": item }),
-        );
+        self.push_in_part(out, OutputTextEvent::DONE, json!({ "text": outcome.text, "logprobs": [] }));
+        self.push_in_part(out, ContentPartEvent::DONE, json!({ "part": text_part(&outcome.text) }));
+        let item = self.object.output_item(&outcome.text, Some(outcome.finish_reason));
+        self.push(out, OutputItemEvent::DONE, json!({ "output_index": 0, "item": item }));
         let last = match outcome.finish_reason {
             FinishReason::Stop => ResponseEvent::COMPLETED,
             FinishReason::Length => ResponseEvent::INCOMPLETE,
@@ -122,11 +89,7 @@ impl Encoder for ResponseEncoder {
     fn open(&mut self) -> String {
         let mut out = String::new();
         let response = self.object.in_progress();
-        self.push(
-            &mut out,
-            ResponseEvent::CREATED,
-            json!({ "response": response }),
-        );
+        self.push(&mut out, ResponseEvent::CREATED, json!({ "response": response }));
         out
     }
 
@@ -136,11 +99,7 @@ impl Encoder for ResponseEncoder {
             TurnEvent::Started => self.advance(&mut out, Phase::InProgress),
             TurnEvent::Delta(text) => {
                 self.advance(&mut out, Phase::ItemOpen);
-                self.push_in_part(
-                    &mut out,
-                    OutputTextEvent::DELTA,
-                    json!({ "delta": text, "logprobs": [] }),
-                );
+                self.push_in_part(&mut out, OutputTextEvent::DELTA, json!({ "delta": text, "logprobs": [] }));
             }
             TurnEvent::Finished(outcome) => self.finish(&mut out, &outcome),
             TurnEvent::Failed(error) => self.fail(&mut out, error),

@@ -13,8 +13,7 @@ use parking_lot::Mutex;
 use crate::gateway::ModelCard;
 use crate::http::service::{RunningTurn, TurnService};
 use crate::messages::session::{
-    FinishReason, StartTurn, StoredTurn, TenantId, TurnError, TurnEvent, TurnId, TurnOutcome,
-    TurnUsage,
+    FinishReason, StartTurn, StoredTurn, TenantId, TurnError, TurnEvent, TurnId, TurnOutcome, TurnUsage,
 };
 use crate::telemetry::metrics::Metrics;
 
@@ -64,18 +63,11 @@ impl Fake {
     }
 
     pub(super) fn replying() -> Arc<Self> {
-        Self::new(Script::Reply(
-            vec!["Hel", "lo \u{1f600}"],
-            FinishReason::Stop,
-        ))
+        Self::new(Script::Reply(vec!["Hel", "lo \u{1f600}"], FinishReason::Stop))
     }
 
     pub(super) fn last_turn(&self) -> StartTurn {
-        self.turns
-            .lock()
-            .last()
-            .expect("a turn was started")
-            .clone()
+        self.turns.lock().last().expect("a turn was started").clone()
     }
 }
 
@@ -106,16 +98,8 @@ impl TurnService for Fake {
         let (mut events, mut hangs) = (vec![TurnEvent::Started], false);
         match self.script.clone() {
             Script::Reply(deltas, finish_reason) => {
-                events.extend(
-                    deltas
-                        .iter()
-                        .map(|text| TurnEvent::Delta((*text).to_owned())),
-                );
-                let outcome = TurnOutcome {
-                    text: deltas.concat(),
-                    finish_reason,
-                    usage: usage(),
-                };
+                events.extend(deltas.iter().map(|text| TurnEvent::Delta((*text).to_owned())));
+                let outcome = TurnOutcome { text: deltas.concat(), finish_reason, usage: usage() };
                 if turn.store {
                     let stored = StoredTurn {
                         id,
@@ -128,9 +112,7 @@ impl TurnService for Fake {
                 }
                 events.push(TurnEvent::Finished(Box::new(outcome)));
             }
-            Script::FailMidway(error) => {
-                events.extend([TurnEvent::Delta("x".to_owned()), TurnEvent::Failed(error)])
-            }
+            Script::FailMidway(error) => events.extend([TurnEvent::Delta("x".to_owned()), TurnEvent::Failed(error)]),
             Script::EndEarly => events.push(TurnEvent::Delta("x".to_owned())),
             Script::Hang => {
                 events.push(TurnEvent::Delta("x".to_owned()));
@@ -141,43 +123,20 @@ impl TurnService for Fake {
         }
         self.open.fetch_add(1, Ordering::SeqCst);
         let open = Open(self.open.clone());
-        let rest = if hangs {
-            stream::pending().boxed_local()
-        } else {
-            stream::empty().boxed_local()
-        };
+        let rest = if hangs { stream::pending().boxed_local() } else { stream::empty().boxed_local() };
         let events = stream::iter(events).chain(rest).inspect(move |_| {
             // The closure owns the counter: it goes when the stream goes.
             let _ = &open;
         });
-        Box::pin(async move {
-            Ok(RunningTurn {
-                id,
-                created_at: CREATED_AT,
-                events: events.boxed_local(),
-            })
-        })
+        Box::pin(async move { Ok(RunningTurn { id, created_at: CREATED_AT, events: events.boxed_local() }) })
     }
 
-    fn get_turn<'a>(
-        &'a self,
-        tenant: &'a TenantId,
-        id: TurnId,
-    ) -> LocalBoxFuture<'a, Result<StoredTurn, TurnError>> {
-        let found = self
-            .stored
-            .lock()
-            .get(&id)
-            .filter(|(owner, _)| owner == tenant)
-            .map(|(_, turn)| turn.clone());
+    fn get_turn<'a>(&'a self, tenant: &'a TenantId, id: TurnId) -> LocalBoxFuture<'a, Result<StoredTurn, TurnError>> {
+        let found = self.stored.lock().get(&id).filter(|(owner, _)| owner == tenant).map(|(_, turn)| turn.clone());
         Box::pin(async move { found.ok_or(TurnError::NotFound(format!("resp_{id}"))) })
     }
 
-    fn delete_turn<'a>(
-        &'a self,
-        tenant: &'a TenantId,
-        id: TurnId,
-    ) -> LocalBoxFuture<'a, Result<(), TurnError>> {
+    fn delete_turn<'a>(&'a self, tenant: &'a TenantId, id: TurnId) -> LocalBoxFuture<'a, Result<(), TurnError>> {
         Box::pin(async move {
             self.get_turn(tenant, id).await?;
             self.stored.lock().remove(&id);
@@ -186,31 +145,18 @@ impl TurnService for Fake {
     }
 
     /// Bytes as tokens, 256 as the beginning of a sequence.
-    fn encode(
-        &self,
-        text: String,
-        add_bos: bool,
-    ) -> LocalBoxFuture<'_, Result<Vec<u32>, TurnError>> {
+    fn encode(&self, text: String, add_bos: bool) -> LocalBoxFuture<'_, Result<Vec<u32>, TurnError>> {
         let bos = add_bos.then_some(256);
         Box::pin(async move { Ok(bos.into_iter().chain(text.bytes().map(u32::from)).collect()) })
     }
 
-    fn encode_chat(
-        &self,
-        messages: Vec<ChatMessage>,
-    ) -> LocalBoxFuture<'_, Result<Vec<u32>, TurnError>> {
-        let text: String = messages
-            .into_iter()
-            .map(|message| message.content)
-            .collect();
+    fn encode_chat(&self, messages: Vec<ChatMessage>) -> LocalBoxFuture<'_, Result<Vec<u32>, TurnError>> {
+        let text: String = messages.into_iter().map(|message| message.content).collect();
         self.encode(text, true)
     }
 
     fn decode(&self, tokens: Vec<u32>) -> LocalBoxFuture<'_, Result<String, TurnError>> {
-        let bytes: Vec<u8> = tokens
-            .into_iter()
-            .filter_map(|token| u8::try_from(token).ok())
-            .collect();
+        let bytes: Vec<u8> = tokens.into_iter().filter_map(|token| u8::try_from(token).ok()).collect();
         Box::pin(async move { Ok(String::from_utf8_lossy(&bytes).into_owned()) })
     }
 

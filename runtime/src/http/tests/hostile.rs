@@ -7,13 +7,7 @@ use super::{config, post, post_json, send};
 use crate::messages::session::TurnError;
 
 const GENERATING: [&str; 3] = ["/v1/responses", "/v1/chat/completions", "/v1/completions"];
-const POSTS: [&str; 5] = [
-    "/v1/responses",
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/tokenize",
-    "/detokenize",
-];
+const POSTS: [&str; 5] = ["/v1/responses", "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"];
 
 /// A good body of this endpoint with one field replaced.
 fn body_with(path: &str, field: &str, value: Value) -> Value {
@@ -34,10 +28,7 @@ async fn expect_400(path: &str, body: String) -> Value {
     let answer = send(&config(), &fake, post(path, body.clone())).await;
     let shown: String = body.chars().take(200).collect();
     assert_eq!(answer.status, 400, "{path} {shown}: {}", answer.body);
-    assert!(
-        fake.turns.lock().is_empty(),
-        "{path} {shown} reached the session"
-    );
+    assert!(fake.turns.lock().is_empty(), "{path} {shown} reached the session");
     let error = answer.error();
     assert_eq!(error["type"], "invalid_request_error", "{path} {shown}");
     error
@@ -45,11 +36,7 @@ async fn expect_400(path: &str, body: String) -> Value {
 
 #[actix_web::test]
 async fn bodies_that_are_not_json_objects() {
-    let deep = format!(
-        r#"{{"input": {}{}}}"#,
-        "[".repeat(100_000),
-        "]".repeat(100_000)
-    );
+    let deep = format!(r#"{{"input": {}{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
     let bodies: Vec<Vec<u8>> = vec![
         b"".to_vec(),
         b"{".to_vec(),
@@ -90,14 +77,7 @@ async fn bodies_that_are_not_json_objects() {
 
 #[actix_web::test]
 async fn numbers_out_of_range_or_of_the_wrong_type() {
-    let floats = [
-        "temperature",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "frequency_penalty",
-        "presence_penalty",
-    ];
+    let floats = ["temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"];
     let bad_floats = [
         "-2.5",
         "1e308",
@@ -112,14 +92,7 @@ async fn numbers_out_of_range_or_of_the_wrong_type() {
         "1e30",
         "123456789012345678901234567890",
     ];
-    let integers = [
-        "seed",
-        "top_k",
-        "min_tokens",
-        "max_tokens",
-        "max_output_tokens",
-        "max_completion_tokens",
-    ];
+    let integers = ["seed", "top_k", "min_tokens", "max_tokens", "max_output_tokens", "max_completion_tokens"];
     let bad_integers = [
         "0.5",
         "1.0",
@@ -138,10 +111,7 @@ async fn numbers_out_of_range_or_of_the_wrong_type() {
                 for value in values {
                     let error = expect_400(path, raw(path, field, value)).await;
                     assert_eq!(error["param"], *field, "{path} {field}={value}");
-                    assert!(
-                        error["message"].as_str().expect("text").contains(field),
-                        "{error}"
-                    );
+                    assert!(error["message"].as_str().expect("text").contains(field), "{error}");
                 }
             }
         }
@@ -160,11 +130,7 @@ async fn numbers_out_of_range_or_of_the_wrong_type() {
             ("n", "0"),
         ] {
             if applies(path, field) {
-                assert_eq!(
-                    expect_400(path, raw(path, field, value)).await["param"],
-                    field,
-                    "{path} {field}={value}"
-                );
+                assert_eq!(expect_400(path, raw(path, field, value)).await["param"], field, "{path} {field}={value}");
             }
         }
     }
@@ -174,18 +140,11 @@ async fn numbers_out_of_range_or_of_the_wrong_type() {
         ("/v1/completions", "max_tokens"),
     ] {
         for value in ["0", "-1", "4294967296"] {
-            assert_eq!(
-                expect_400(path, raw(path, field, value)).await["param"],
-                field,
-                "{path} {value}"
-            );
+            assert_eq!(expect_400(path, raw(path, field, value)).await["param"], field, "{path} {value}");
         }
         let mut body = body_with(path, "min_tokens", json!(9));
         body[field] = json!(8);
-        assert_eq!(
-            expect_400(path, body.to_string()).await["param"],
-            "min_tokens"
-        );
+        assert_eq!(expect_400(path, body.to_string()).await["param"], "min_tokens");
     }
 }
 
@@ -200,9 +159,7 @@ fn applies(path: &str, field: &str) -> bool {
 }
 
 fn raw(path: &str, field: &str, value: &str) -> String {
-    body_with(path, field, json!("VALUE"))
-        .to_string()
-        .replace("\"VALUE\"", value)
+    body_with(path, field, json!("VALUE")).to_string().replace("\"VALUE\"", value)
 }
 
 #[actix_web::test]
@@ -231,14 +188,8 @@ async fn fields_that_ask_for_what_is_not_offered() {
         ("metadata", json!({"k": 1})),
         ("metadata", json!({"k": long})),
         ("metadata", json!({long.as_str(): "v"})),
-        (
-            "metadata",
-            many.iter().map(|key| (key.clone(), json!("v"))).collect(),
-        ),
-        (
-            "tools",
-            json!([{"type": "function", "function": {"name": "f"}}]),
-        ),
+        ("metadata", many.iter().map(|key| (key.clone(), json!("v"))).collect()),
+        ("tools", json!([{"type": "function", "function": {"name": "f"}}])),
         ("tool_choice", json!("required")),
         ("model", json!(1)),
     ];
@@ -260,41 +211,21 @@ async fn fields_that_ask_for_what_is_not_offered() {
         ("/v1/responses", "input", json!({"role": "user"})),
         ("/v1/responses", "instructions", json!(["x"])),
         ("/v1/responses", "truncation", json!("auto")),
-        (
-            "/v1/responses",
-            "text.format",
-            json!({"type": "json_schema"}),
-        ),
+        ("/v1/responses", "text.format", json!({"type": "json_schema"})),
         ("/v1/responses", "background", json!(true)),
         ("/v1/responses", "conversation", json!("conv_1")),
         ("/v1/responses", "prompt", json!({"id": "pmpt_1"})),
         ("/v1/responses", "store", json!("yes")),
         ("/v1/responses", "service_tier", json!("gold")),
-        (
-            "/v1/responses",
-            "include",
-            json!(["message.output_text.logprobs"]),
-        ),
+        ("/v1/responses", "include", json!(["message.output_text.logprobs"])),
         ("/v1/responses", "previous_response_id", json!(5)),
         ("/v1/chat/completions", "messages", json!([])),
         ("/v1/chat/completions", "messages", json!(null)),
         ("/v1/chat/completions", "messages", json!("x")),
         ("/v1/chat/completions", "messages[0]", json!([null])),
-        (
-            "/v1/chat/completions",
-            "messages[0].content",
-            json!([{"role": "user"}]),
-        ),
-        (
-            "/v1/chat/completions",
-            "messages[0].role",
-            json!([{"role": "root", "content": "x"}]),
-        ),
-        (
-            "/v1/chat/completions",
-            "modalities",
-            json!(["text", "audio"]),
-        ),
+        ("/v1/chat/completions", "messages[0].content", json!([{"role": "user"}])),
+        ("/v1/chat/completions", "messages[0].role", json!([{"role": "root", "content": "x"}])),
+        ("/v1/chat/completions", "modalities", json!(["text", "audio"])),
         ("/v1/completions", "prompt", json!("")),
         ("/v1/completions", "prompt", json!([])),
         ("/v1/completions", "prompt", json!([[]])),
@@ -310,11 +241,7 @@ async fn fields_that_ask_for_what_is_not_offered() {
         ("/v1/completions", "suffix", json!("x")),
         ("/tokenize", "prompt", json!(null)),
         ("/tokenize", "prompt", json!(["x"])),
-        (
-            "/tokenize",
-            "messages",
-            json!([{"role": "user", "content": "x"}]),
-        ),
+        ("/tokenize", "messages", json!([{"role": "user", "content": "x"}])),
         ("/tokenize", "add_special_tokens", json!("no")),
         ("/detokenize", "tokens", json!(null)),
         ("/detokenize", "tokens", json!("x")),
@@ -323,19 +250,13 @@ async fn fields_that_ask_for_what_is_not_offered() {
     for path in GENERATING {
         for (field, value) in &everywhere {
             let error = expect_400(path, body_with(path, field, value.clone()).to_string()).await;
-            assert!(
-                error["param"].as_str().expect("a param").starts_with(field),
-                "{path} {field}={value}: {error}"
-            );
+            assert!(error["param"].as_str().expect("a param").starts_with(field), "{path} {field}={value}: {error}");
         }
     }
     for path in &GENERATING[1..] {
         for (field, value) in &chat_and_completions {
             let error = expect_400(path, body_with(path, field, value.clone()).to_string()).await;
-            assert!(
-                error["param"].as_str().expect("a param").starts_with(field),
-                "{path} {field}={value}: {error}"
-            );
+            assert!(error["param"].as_str().expect("a param").starts_with(field), "{path} {field}={value}: {error}");
         }
     }
     for (path, param, value) in by_path {
@@ -343,11 +264,7 @@ async fn fields_that_ask_for_what_is_not_offered() {
             "text.format" => body_with(path, "text", json!({"format": value})),
             _ => body_with(path, param.split(['[', '.']).next().expect("a name"), value),
         };
-        assert_eq!(
-            expect_400(path, body.to_string()).await["param"],
-            param,
-            "{path} {body}"
-        );
+        assert_eq!(expect_400(path, body.to_string()).await["param"], param, "{path} {body}");
     }
 }
 
@@ -365,16 +282,8 @@ async fn harmless_values_of_refused_fields_are_accepted() {
         ("/v1/responses", "temperature", json!(1e-300)),
         ("/v1/chat/completions", "n", json!(1)),
         ("/v1/chat/completions", "logprobs", json!(false)),
-        (
-            "/v1/chat/completions",
-            "response_format",
-            json!({"type": "text"}),
-        ),
-        (
-            "/v1/chat/completions",
-            "unknown",
-            json!({"a": [1, {"b": null}]}),
-        ),
+        ("/v1/chat/completions", "response_format", json!({"type": "text"})),
+        ("/v1/chat/completions", "unknown", json!({"a": [1, {"b": null}]})),
         ("/v1/chat/completions", "seed", json!(-1)),
         ("/v1/chat/completions", "seed", json!(u64::MAX)),
         ("/v1/chat/completions", "top_k", json!(-1)),
@@ -392,12 +301,7 @@ async fn harmless_values_of_refused_fields_are_accepted() {
 async fn of_duplicated_keys_the_last_counts() {
     let fake = Fake::replying();
     let body = r#"{"input": "a", "input": "b", "temperature": "x", "temperature": 0}"#;
-    assert_eq!(
-        send(&config(), &fake, post("/v1/responses", body))
-            .await
-            .status,
-        200
-    );
+    assert_eq!(send(&config(), &fake, post("/v1/responses", body)).await.status, 200);
     assert_eq!(fake.last_turn().sampling.temperature, 0.0);
 }
 
@@ -423,18 +327,9 @@ async fn unknown_models_and_ids_are_404() {
         "msg_0123456789abcdef0123456789abcdef",
         &"x".repeat(5000),
     ] {
-        let answer = post_json(
-            &fake,
-            "/v1/responses",
-            json!({"input": "x", "previous_response_id": id}),
-        )
-        .await;
+        let answer = post_json(&fake, "/v1/responses", json!({"input": "x", "previous_response_id": id})).await;
         let error = answer.error();
-        assert_eq!(
-            (answer.status.as_u16(), error["param"].as_str()),
-            (404, Some("previous_response_id")),
-            "{id:.40}"
-        );
+        assert_eq!((answer.status.as_u16(), error["param"].as_str()), (404, Some("previous_response_id")), "{id:.40}");
         assert!(error["message"].as_str().expect("text").len() < 200);
     }
     assert!(fake.turns.lock().is_empty());
@@ -442,48 +337,20 @@ async fn unknown_models_and_ids_are_404() {
 
 #[actix_web::test]
 async fn what_a_session_refuses_keeps_its_status() {
-    let too_long = TurnError::ContextLengthExceeded {
-        prompt_tokens: 5000,
-        limit: 2048,
-    };
+    let too_long = TurnError::ContextLengthExceeded { prompt_tokens: 5000, limit: 2048 };
     for (error, status, code) in [
         (too_long.clone(), 400, "context_length_exceeded"),
-        (
-            TurnError::Overloaded {
-                retry_after: std::time::Duration::from_secs(2),
-            },
-            429,
-            "rate_limit_exceeded",
-        ),
-        (
-            TurnError::StoreUnavailable("disk full".into()),
-            503,
-            "store_unavailable",
-        ),
-        (
-            TurnError::Conflict("made with another model".into()),
-            409,
-            "conflict",
-        ),
-        (
-            TurnError::NotFound("resp_1".into()),
-            404,
-            "response_not_found",
-        ),
+        (TurnError::Overloaded { retry_after: std::time::Duration::from_secs(2) }, 429, "rate_limit_exceeded"),
+        (TurnError::StoreUnavailable("disk full".into()), 503, "store_unavailable"),
+        (TurnError::Conflict("made with another model".into()), 409, "conflict"),
+        (TurnError::NotFound("resp_1".into()), 404, "response_not_found"),
     ] {
         let fake = Fake::new(Script::Refuse(error));
         for path in GENERATING {
             for stream in [false, true] {
                 let answer = post_json(&fake, path, body_with(path, "stream", json!(stream))).await;
-                assert_eq!(
-                    (answer.status.as_u16(), answer.error()["code"].as_str()),
-                    (status, Some(code)),
-                    "{path}"
-                );
-                assert_eq!(
-                    answer.headers.contains_key("retry-after"),
-                    matches!(status, 429 | 503)
-                );
+                assert_eq!((answer.status.as_u16(), answer.error()["code"].as_str()), (status, Some(code)), "{path}");
+                assert_eq!(answer.headers.contains_key("retry-after"), matches!(status, 429 | 503));
             }
         }
     }

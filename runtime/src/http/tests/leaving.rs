@@ -14,15 +14,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Sends a chat completion that will never be answered in full and waits until `open` turns run.
 fn start(address: SocketAddr, fake: &Fake, stream: bool, open: usize) -> TcpStream {
-    let body =
-        format!(r#"{{"messages": [{{"role": "user", "content": "x"}}], "stream": {stream}}}"#);
+    let body = format!(r#"{{"messages": [{{"role": "user", "content": "x"}}], "stream": {stream}}}"#);
     let mut socket = connect(address);
-    socket
-        .write_all(head(body.len()).as_bytes())
-        .expect("the head is taken");
-    socket
-        .write_all(body.as_bytes())
-        .expect("the body is taken");
+    socket.write_all(head(body.len()).as_bytes()).expect("the head is taken");
+    socket.write_all(body.as_bytes()).expect("the body is taken");
     wait_for(fake, open);
     socket
 }
@@ -42,20 +37,12 @@ fn head(length: usize) -> String {
 fn wait_for(fake: &Fake, open: usize) {
     let started = Instant::now();
     while fake.open.load(Ordering::SeqCst) != open {
-        assert!(
-            started.elapsed() < PATIENCE,
-            "{} turns open, expected {open}",
-            fake.open.load(Ordering::SeqCst)
-        );
+        assert!(started.elapsed() < PATIENCE, "{} turns open, expected {open}", fake.open.load(Ordering::SeqCst));
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-fn with_server(
-    script: Script,
-    ping: Duration,
-    check: impl FnOnce(SocketAddr, Arc<Fake>) + Send + 'static,
-) {
+fn with_server(script: Script, ping: Duration, check: impl FnOnce(SocketAddr, Arc<Fake>) + Send + 'static) {
     let fake = Fake::new(script);
     let mut config = config();
     config.server.bind = "127.0.0.1:0".parse().expect("an address");
@@ -65,9 +52,7 @@ fn with_server(
         let (server, addresses) = bind_service(&config, fake.clone()).expect("a free port");
         let handle = server.handle();
         let server = actix_web::rt::spawn(server);
-        actix_web::web::block(move || check(addresses[0], fake))
-            .await
-            .expect("the check passes");
+        actix_web::web::block(move || check(addresses[0], fake)).await.expect("the check passes");
         handle.stop(false).await;
         server.await.expect("no panic").expect("stops cleanly");
     });
@@ -105,11 +90,7 @@ fn a_client_that_stays_keeps_its_turn_and_hears_pings() {
 
         let silent = start(address, &fake, false, 2);
         std::thread::sleep(Duration::from_millis(200));
-        assert_eq!(
-            fake.open.load(Ordering::SeqCst),
-            2,
-            "a waiting client without streaming keeps its turn"
-        );
+        assert_eq!(fake.open.load(Ordering::SeqCst), 2, "a waiting client without streaming keeps its turn");
         drop(silent);
         wait_for(&fake, 1);
     });
@@ -121,16 +102,10 @@ fn a_body_over_the_limit_is_answered_while_the_client_still_sends() {
     with_server(reply, Duration::from_secs(60), |address, fake| {
         let length = 10_000_000;
         let mut socket = connect(address);
-        socket
-            .write_all(head(length).as_bytes())
-            .expect("the head is taken");
-        socket
-            .write_all(&vec![b' '; length])
-            .expect("the server reads on for a while");
+        socket.write_all(head(length).as_bytes()).expect("the head is taken");
+        socket.write_all(&vec![b' '; length]).expect("the server reads on for a while");
         let mut answer = String::new();
-        socket
-            .read_to_string(&mut answer)
-            .expect("an answer, then the end");
+        socket.read_to_string(&mut answer).expect("an answer, then the end");
         assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
         assert!(answer.contains("request_too_large"), "{answer}");
         assert!(fake.turns.lock().is_empty());

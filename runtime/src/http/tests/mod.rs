@@ -34,13 +34,9 @@ impl Answer {
     fn error(&self) -> Value {
         let body = self.json();
         let error = &body["error"];
+        assert!(error["message"].is_string() && error["type"].is_string(), "{body}");
         assert!(
-            error["message"].is_string() && error["type"].is_string(),
-            "{body}"
-        );
-        assert!(
-            error.as_object().expect("an object").contains_key("param")
-                && body.as_object().expect("one").len() == 1,
+            error.as_object().expect("an object").contains_key("param") && body.as_object().expect("one").len() == 1,
             "{body}"
         );
         error.clone()
@@ -48,10 +44,7 @@ impl Answer {
 
     /// The events of a stream: name (or "") and data (parsed, or a string such as `[DONE]`); comments are left out.
     fn events(&self) -> Vec<(String, Value)> {
-        let frames = self
-            .body
-            .split_terminator("\n\n")
-            .filter(|frame| !frame.starts_with(':'));
+        let frames = self.body.split_terminator("\n\n").filter(|frame| !frame.starts_with(':'));
         let events = frames.map(|frame| {
             let (mut name, mut data) = ("", "");
             for line in frame.lines() {
@@ -61,10 +54,7 @@ impl Answer {
                     other => panic!("unexpected line {other:?}"),
                 }
             }
-            (
-                name.to_owned(),
-                serde_json::from_str(data).unwrap_or_else(|_| data.into()),
-            )
+            (name.to_owned(), serde_json::from_str(data).unwrap_or_else(|_| data.into()))
         });
         events.collect()
     }
@@ -75,14 +65,8 @@ fn config() -> Config {
 }
 
 fn config_with_keys() -> Config {
-    let tenant = |name: &str, key: &str| TenantConfig {
-        name: name.to_owned(),
-        keys: vec![Secret::new(key)],
-    };
-    Config {
-        tenants: vec![tenant("a", "key-a"), tenant("b", "key-b")],
-        ..Config::default()
-    }
+    let tenant = |name: &str, key: &str| TenantConfig { name: name.to_owned(), keys: vec![Secret::new(key)] };
+    Config { tenants: vec![tenant("a", "key-a"), tenant("b", "key-b")], ..Config::default() }
 }
 
 async fn send(config: &Config, fake: &Arc<Fake>, request: TestRequest) -> Answer {
@@ -94,23 +78,15 @@ async fn send(config: &Config, fake: &Arc<Fake>, request: TestRequest) -> Answer
     };
     let (status, headers) = (response.status(), response.headers().clone());
     let body = to_bytes(response.into_body()).await.expect("the body ends");
-    Answer {
-        status,
-        headers,
-        body: String::from_utf8(body.to_vec()).expect("UTF-8"),
-    }
+    Answer { status, headers, body: String::from_utf8(body.to_vec()).expect("UTF-8") }
 }
 
 fn request(method: Method, path: &str) -> TestRequest {
-    TestRequest::with_uri(path)
-        .method(method)
-        .insert_header((header::HOST, "127.0.0.1:8000"))
+    TestRequest::with_uri(path).method(method).insert_header((header::HOST, "127.0.0.1:8000"))
 }
 
 fn post(path: &str, body: impl Into<web::Bytes>) -> TestRequest {
-    request(Method::POST, path)
-        .insert_header((header::CONTENT_TYPE, "application/json"))
-        .set_payload(body)
+    request(Method::POST, path).insert_header((header::CONTENT_TYPE, "application/json")).set_payload(body)
 }
 
 async fn post_json(fake: &Arc<Fake>, path: &str, body: Value) -> Answer {

@@ -45,14 +45,8 @@ async fn a_whole_response() {
         assert_eq!(object[field], value, "{field}");
     }
     let item = &object["output"][0];
-    assert_eq!(
-        (item["role"].as_str(), item["status"].as_str()),
-        (Some("assistant"), Some("completed"))
-    );
-    assert_eq!(
-        item["content"],
-        json!([{"type": "output_text", "text": "Hello \u{1f600}", "annotations": []}])
-    );
+    assert_eq!((item["role"].as_str(), item["status"].as_str()), (Some("assistant"), Some("completed")));
+    assert_eq!(item["content"], json!([{"type": "output_text", "text": "Hello \u{1f600}", "annotations": []}]));
     assert_eq!(
         object["usage"],
         json!({
@@ -62,10 +56,7 @@ async fn a_whole_response() {
         })
     );
     let turn = fake.last_turn();
-    assert_eq!(
-        (turn.max_output_tokens, turn.store, turn.parent),
-        (Some(9), true, None)
-    );
+    assert_eq!((turn.max_output_tokens, turn.store, turn.parent), (Some(9), true, None));
     assert_eq!(turn.instructions.as_deref(), Some("be brief"));
 }
 
@@ -76,12 +67,7 @@ async fn a_streamed_response_has_the_official_events_in_order() {
         (FinishReason::Length, "response.incomplete", "incomplete"),
     ] {
         let fake = Fake::new(Script::Reply(vec!["Hel", "lo"], finish_reason));
-        let answer = post_json(
-            &fake,
-            "/v1/responses",
-            json!({"input": "hi", "stream": true}),
-        )
-        .await;
+        let answer = post_json(&fake, "/v1/responses", json!({"input": "hi", "stream": true})).await;
         let events = answer.events();
         let expected = [
             "response.created",
@@ -104,47 +90,24 @@ async fn a_streamed_response_has_the_official_events_in_order() {
         }
         assert_eq!(events[0].1["response"]["status"], "in_progress");
         let item_id = &events[2].1["item"]["id"];
-        assert!(events[3..8]
-            .iter()
-            .all(|(_, data)| data["item_id"] == *item_id));
+        assert!(events[3..8].iter().all(|(_, data)| data["item_id"] == *item_id));
         assert_eq!(events[6].1["text"], "Hello");
         let response = &events[9].1["response"];
-        assert_eq!(
-            (response["status"].as_str(), &response["output"][0]["id"]),
-            (Some(status), item_id)
-        );
+        assert_eq!((response["status"].as_str(), &response["output"][0]["id"]), (Some(status), item_id));
         assert_eq!(response["id"], events[0].1["response"]["id"]);
-        assert_eq!(
-            response["usage"]["input_tokens_details"]["cached_tokens"],
-            64
-        );
+        assert_eq!(response["usage"]["input_tokens_details"]["cached_tokens"], 64);
         let reason = &response["incomplete_details"]["reason"];
-        assert_eq!(
-            reason.as_str(),
-            (finish_reason == FinishReason::Length).then_some("max_output_tokens")
-        );
+        assert_eq!(reason.as_str(), (finish_reason == FinishReason::Length).then_some("max_output_tokens"));
     }
 }
 
 #[actix_web::test]
 async fn a_reply_without_text_still_opens_and_closes_its_item() {
     let fake = Fake::new(Script::Reply(vec![], FinishReason::Stop));
-    let events = post_json(
-        &fake,
-        "/v1/responses",
-        json!({"input": "hi", "stream": true}),
-    )
-    .await
-    .events();
+    let events = post_json(&fake, "/v1/responses", json!({"input": "hi", "stream": true})).await.events();
     assert_eq!(events.len(), 8);
     assert_eq!(events[4].1["text"], "");
-    let events = post_json(
-        &fake,
-        "/v1/chat/completions",
-        json!({"messages": hello(), "stream": true}),
-    )
-    .await
-    .events();
+    let events = post_json(&fake, "/v1/chat/completions", json!({"messages": hello(), "stream": true})).await.events();
     assert_eq!(events.len(), 3, "role, finish, [DONE]");
 }
 
@@ -156,59 +119,30 @@ async fn stored_responses_are_continued_read_and_deleted_by_their_tenant_only() 
     };
     let config = config_with_keys();
     let create = |body: Value| as_tenant(post("/v1/responses", body.to_string()), "key-a");
-    let created = send(
-        &config,
-        &fake,
-        create(json!({"input": "hi", "top_p": 0.3, "metadata": {"k": "v"}})),
-    )
-    .await
-    .json();
+    let created =
+        send(&config, &fake, create(json!({"input": "hi", "top_p": 0.3, "metadata": {"k": "v"}}))).await.json();
     let id = created["id"].as_str().expect("an id").to_owned();
     assert_eq!(id.len(), "resp_".len() + 32);
 
-    let continued = send(
-        &config,
-        &fake,
-        create(json!({"input": "more", "previous_response_id": id})),
-    )
-    .await
-    .json();
+    let continued = send(&config, &fake, create(json!({"input": "more", "previous_response_id": id}))).await.json();
     assert_eq!(continued["previous_response_id"], json!(id));
-    assert_eq!(
-        fake.last_turn().parent.expect("a parent").to_string(),
-        id["resp_".len()..]
-    );
+    assert_eq!(fake.last_turn().parent.expect("a parent").to_string(), id["resp_".len()..]);
 
     let path = format!("/v1/responses/{id}");
     let get = |path: &str, key: &str| as_tenant(request(Method::GET, path), key);
     let mut read = send(&config, &fake, get(&path, "key-a")).await.json();
     read["completed_at"] = created["completed_at"].clone();
     assert_eq!(read, created);
-    let items = send(&config, &fake, get(&format!("{path}/input_items"), "key-a"))
-        .await
-        .json();
-    assert_eq!(
-        items["data"][0]["content"],
-        json!([{"type": "input_text", "text": "hi"}])
-    );
+    let items = send(&config, &fake, get(&format!("{path}/input_items"), "key-a")).await.json();
+    assert_eq!(items["data"][0]["content"], json!([{"type": "input_text", "text": "hi"}]));
 
     let delete = |key: &str| as_tenant(request(Method::DELETE, &path), key);
-    for foreign in [
-        get(&path, "key-b"),
-        get(&format!("{path}/input_items"), "key-b"),
-        delete("key-b"),
-    ] {
+    for foreign in [get(&path, "key-b"), get(&format!("{path}/input_items"), "key-b"), delete("key-b")] {
         let answer = send(&config, &fake, foreign).await;
-        assert_eq!(
-            (answer.status.as_u16(), answer.error()["code"].as_str()),
-            (404, Some("response_not_found"))
-        );
+        assert_eq!((answer.status.as_u16(), answer.error()["code"].as_str()), (404, Some("response_not_found")));
     }
     let deleted = send(&config, &fake, delete("key-a")).await.json();
-    assert_eq!(
-        deleted,
-        json!({"id": id, "object": "response.deleted", "deleted": true})
-    );
+    assert_eq!(deleted, json!({"id": id, "object": "response.deleted", "deleted": true}));
     assert_eq!(send(&config, &fake, get(&path, "key-a")).await.status, 404);
 }
 
@@ -216,32 +150,15 @@ async fn stored_responses_are_continued_read_and_deleted_by_their_tenant_only() 
 async fn a_stored_chat_completion_can_be_read_as_a_response() {
     let fake = Fake::replying();
     let body = json!({"messages": hello(), "store": true, "metadata": {"k": "v"}});
-    let id = post_json(&fake, "/v1/chat/completions", body).await.json()["id"]
-        .as_str()
-        .expect("an id")
-        .to_owned();
+    let id = post_json(&fake, "/v1/chat/completions", body).await.json()["id"].as_str().expect("an id").to_owned();
     let path = id.replace("chatcmpl-", "/v1/responses/resp_");
-    let read = send(&config(), &fake, request(Method::GET, &path))
-        .await
-        .json();
-    assert_eq!(
-        (&read["metadata"], read["status"].as_str()),
-        (&json!({"k": "v"}), Some("completed"))
-    );
-    let items = send(
-        &config(),
-        &fake,
-        request(Method::GET, &format!("{path}/input_items")),
-    )
-    .await
-    .json();
+    let read = send(&config(), &fake, request(Method::GET, &path)).await.json();
+    assert_eq!((&read["metadata"], read["status"].as_str()), (&json!({"k": "v"}), Some("completed")));
+    let items = send(&config(), &fake, request(Method::GET, &format!("{path}/input_items"))).await.json();
     assert_eq!(items["data"][0]["content"][0]["text"], "hi");
 
     post_json(&fake, "/v1/chat/completions", json!({"messages": hello()})).await;
-    assert!(
-        !fake.last_turn().store,
-        "chat completions are stored only if asked"
-    );
+    assert!(!fake.last_turn().store, "chat completions are stored only if asked");
 }
 
 #[actix_web::test]
@@ -249,22 +166,13 @@ async fn a_whole_chat_completion() {
     let fake = Fake::new(Script::Reply(vec!["Hello"], FinishReason::Length));
     let body = json!({"model": "org/tiny", "messages": hello(), "max_completion_tokens": 3, "max_tokens": 7});
     let object = post_json(&fake, "/v1/chat/completions", body).await.json();
-    assert_eq!(
-        (object["object"].as_str(), object["created"].as_u64()),
-        (Some("chat.completion"), Some(CREATED_AT))
-    );
+    assert_eq!((object["object"].as_str(), object["created"].as_u64()), (Some("chat.completion"), Some(CREATED_AT)));
     let choice = &object["choices"][0];
     assert_eq!(
-        (
-            choice["message"]["content"].as_str(),
-            choice["finish_reason"].as_str()
-        ),
+        (choice["message"]["content"].as_str(), choice["finish_reason"].as_str()),
         (Some("Hello"), Some("length"))
     );
-    assert_eq!(
-        object["usage"]["prompt_tokens_details"]["cached_tokens"],
-        64
-    );
+    assert_eq!(object["usage"]["prompt_tokens_details"]["cached_tokens"], 64);
     assert_eq!(fake.last_turn().max_output_tokens, Some(3));
 }
 
@@ -287,15 +195,11 @@ fn check_chunks(answer: &Answer, object: &str, usage: bool) -> Vec<Value> {
     }
     if usage {
         let last = chunks.pop().expect("a usage chunk");
-        assert_eq!(
-            (&last["choices"], &last["usage"]["total_tokens"]),
-            (&json!([]), &json!(102))
-        );
+        assert_eq!((&last["choices"], &last["usage"]["total_tokens"]), (&json!([]), &json!(102)));
     }
-    assert!(chunks.iter().all(
-        |chunk| chunk["choices"].as_array().expect("choices").len() == 1
-            && chunk["usage"].is_null()
-    ));
+    assert!(chunks
+        .iter()
+        .all(|chunk| chunk["choices"].as_array().expect("choices").len() == 1 && chunk["usage"].is_null()));
     chunks
 }
 
@@ -307,15 +211,9 @@ async fn streamed_chat_chunks() {
         let answer = post_json(&fake, "/v1/chat/completions", body).await;
         let chunks = check_chunks(&answer, "chat.completion.chunk", usage);
         assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
-        let text: String = chunks
-            .iter()
-            .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str())
-            .collect();
+        let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
         assert_eq!(text, "Hello \u{1f600}");
-        let reasons: Vec<_> = chunks
-            .iter()
-            .map(|chunk| chunk["choices"][0]["finish_reason"].as_str())
-            .collect();
+        let reasons: Vec<_> = chunks.iter().map(|chunk| chunk["choices"][0]["finish_reason"].as_str()).collect();
         assert_eq!(reasons, [None, None, None, Some("stop")]);
     }
 }
@@ -326,15 +224,9 @@ async fn streamed_completion_chunks() {
     let body = json!({"prompt": "hi", "stream": true, "stream_options": {"include_usage": true}});
     let answer = post_json(&fake, "/v1/completions", body).await;
     let chunks = check_chunks(&answer, "text_completion", true);
-    let text: String = chunks
-        .iter()
-        .filter_map(|chunk| chunk["choices"][0]["text"].as_str())
-        .collect();
+    let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
     assert_eq!(text, "Hello \u{1f600}");
-    assert_eq!(
-        chunks.last().expect("a finish chunk")["choices"][0]["finish_reason"],
-        "stop"
-    );
+    assert_eq!(chunks.last().expect("a finish chunk")["choices"][0]["finish_reason"], "stop");
 }
 
 #[actix_web::test]
@@ -352,21 +244,15 @@ async fn completions_take_text_ids_and_batches() {
         let answer = post_json(&fake, "/v1/completions", json!({"prompt": prompt})).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
         let object = answer.json();
-        let indices: Vec<_> = object["choices"]
-            .as_array()
-            .expect("choices")
-            .iter()
-            .map(|choice| choice["index"].as_u64())
-            .collect();
+        let indices: Vec<_> =
+            object["choices"].as_array().expect("choices").iter().map(|choice| choice["index"].as_u64()).collect();
         assert_eq!(indices, (0..num_choices).map(Some).collect::<Vec<_>>());
         assert_eq!(object["usage"]["prompt_tokens"], 100 * num_choices);
     }
     let turns = fake.turns.lock();
     assert!(matches!(&turns[0].prompt, Prompt::Text(text) if text == "a"));
     assert!(matches!(&turns[2].prompt, Prompt::Tokens(ids) if *ids == [1, 2, last as u32]));
-    assert!(turns
-        .iter()
-        .all(|turn| turn.max_output_tokens == Some(16) && !turn.store));
+    assert!(turns.iter().all(|turn| turn.max_output_tokens == Some(16) && !turn.store));
 }
 
 #[actix_web::test]
@@ -402,51 +288,24 @@ async fn sampling_fields_reach_the_session_from_all_three_endpoints() {
         let answer = post_json(&fake, path, body).await;
         assert_eq!(answer.status, 200, "{path}: {}", answer.body);
         let turn = fake.last_turn();
-        assert_eq!(
-            format!("{:?}", turn.sampling),
-            format!("{expected:?}"),
-            "{path}"
-        );
+        assert_eq!(format!("{:?}", turn.sampling), format!("{expected:?}"), "{path}");
         assert_eq!(turn.stop, ["own fox", "x"], "{path}");
     }
 }
 
 #[actix_web::test]
 async fn failures_in_mid_stream_are_told() {
-    for script in [
-        Script::FailMidway(TurnError::Internal("device lost".into())),
-        Script::EndEarly,
-    ] {
+    for script in [Script::FailMidway(TurnError::Internal("device lost".into())), Script::EndEarly] {
         let fake = Fake::new(script);
-        let chat = post_json(
-            &fake,
-            "/v1/chat/completions",
-            json!({"messages": hello(), "stream": true}),
-        )
-        .await;
+        let chat = post_json(&fake, "/v1/chat/completions", json!({"messages": hello(), "stream": true})).await;
         let (name, data) = chat.events().pop().expect("events");
-        assert_eq!(
-            (name.as_str(), data["error"]["type"].as_str()),
-            ("error", Some("server_error"))
-        );
-        let events = post_json(
-            &fake,
-            "/v1/responses",
-            json!({"input": "x", "stream": true}),
-        )
-        .await
-        .events();
+        assert_eq!((name.as_str(), data["error"]["type"].as_str()), ("error", Some("server_error")));
+        let events = post_json(&fake, "/v1/responses", json!({"input": "x", "stream": true})).await.events();
         let (name, data) = events.last().expect("events");
-        assert_eq!(
-            (name.as_str(), data["response"]["status"].as_str()),
-            ("response.failed", Some("failed"))
-        );
+        assert_eq!((name.as_str(), data["response"]["status"].as_str()), ("response.failed", Some("failed")));
         assert_eq!(data["response"]["error"]["code"], "server_error");
         assert!(data["response"]["error"]["message"].is_string());
-        for (path, body) in [
-            ("/v1/completions", json!({"prompt": "x"})),
-            ("/v1/responses", json!({"input": "x"})),
-        ] {
+        for (path, body) in [("/v1/completions", json!({"prompt": "x"})), ("/v1/responses", json!({"input": "x"}))] {
             assert_eq!(post_json(&fake, path, body).await.status, 500, "{path}");
         }
     }
@@ -457,31 +316,15 @@ async fn tokenize_and_detokenize() {
     let fake = Fake::replying();
     let table = [
         (json!({"prompt": "hi"}), json!([256, 104, 105])),
-        (
-            json!({"prompt": "hi", "add_special_tokens": false}),
-            json!([104, 105]),
-        ),
+        (json!({"prompt": "hi", "add_special_tokens": false}), json!([104, 105])),
         (json!({"prompt": ""}), json!([256])),
         (json!({"messages": hello()}), json!([256, 104, 105])),
     ];
     for (body, tokens) in table {
         let answer = post_json(&fake, "/tokenize", body).await.json();
         let count = tokens.as_array().expect("ids").len();
-        assert_eq!(
-            answer,
-            json!({"count": count, "max_model_len": 2048, "tokens": tokens})
-        );
+        assert_eq!(answer, json!({"count": count, "max_model_len": 2048, "tokens": tokens}));
     }
-    assert_eq!(
-        post_json(&fake, "/detokenize", json!({"tokens": [104, 105]}))
-            .await
-            .json(),
-        json!({"prompt": "hi"})
-    );
-    assert_eq!(
-        post_json(&fake, "/detokenize", json!({"tokens": []}))
-            .await
-            .json(),
-        json!({"prompt": ""})
-    );
+    assert_eq!(post_json(&fake, "/detokenize", json!({"tokens": [104, 105]})).await.json(), json!({"prompt": "hi"}));
+    assert_eq!(post_json(&fake, "/detokenize", json!({"tokens": []})).await.json(), json!({"prompt": ""}));
 }
