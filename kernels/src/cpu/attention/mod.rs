@@ -24,7 +24,7 @@ pub(super) const PART_TILES: usize = 8;
 /// Rows in a task.
 const TASK_ROWS: usize = LANES;
 /// Up to so many rows, one by one is faster than in lanes.
-const FEW_ROWS: usize = 3;
+const FEW_ROWS: usize = 8;
 
 /// What an attention operation works on; shapes are checked.
 pub(crate) struct Job<'a> {

@@ -27,8 +27,8 @@ pub(super) struct Task<'a> {
     pub add: bool,
 }
 
-/// From so many rows on, tiles win.
-const AMX_ROWS: usize = 4;
+/// From so many rows on, tiles win: weights of two byte planes, and of three, which are dearer to expand.
+const AMX_ROWS: [usize; 2] = [4, 12];
 /// Panels a task covers, few rows: small enough to share out evenly.
 const FEW_PANELS: usize = 2;
 /// Panels a task covers, many rows: the activations stream past once for all of them.
@@ -49,7 +49,7 @@ pub(crate) fn matmul(w: &Worker, x: &Activations, panels: &CodePanels, task: usi
     match w.isa() {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a device is opened only with an instruction set the machine has; the task is within its matrix.
-        Isa::Amx if x.rows() >= AMX_ROWS && panels.k <= amx::MAX_K => unsafe { amx::run(&task) },
+        Isa::Amx if x.rows() >= AMX_ROWS[panels.planes() - 2] && panels.k <= amx::MAX_K => unsafe { amx::run(&task) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx512 | Isa::Amx => unsafe { avx512::run(&task) },

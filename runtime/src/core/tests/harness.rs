@@ -258,10 +258,14 @@ impl Harness {
         match command.kind {
             CommandKind::Load { from, block } => {
                 self.num_loads += 1;
-                if self.faults.load_every > 0 && self.num_loads % self.faults.load_every == 0 {
+                if self.faults.load_every > 0 && self.num_loads.is_multiple_of(self.faults.load_every) {
                     // The copy stopped half way: the block holds rubbish.
                     self.slots[slots_of(block)].fill(Some((0, 0)));
-                    return Err(if self.num_loads % 2 == 0 { MoveFault::Failed } else { self.drop_copy(from, &key) });
+                    return Err(if self.num_loads.is_multiple_of(2) {
+                        MoveFault::Failed
+                    } else {
+                        self.drop_copy(from, &key)
+                    });
                 }
                 let chunk = self.tiers[from.0].get(&key).expect("the directory said it is there").clone();
                 self.slots[slots_of(block)].copy_from_slice(&chunk);
@@ -289,7 +293,7 @@ impl Harness {
 
     fn write(&mut self, to: TierIndex, key: ChunkKey, chunk: Vec<Option<Slot>>) -> Result<(), MoveFault> {
         self.num_writes += 1;
-        if self.faults.write_every > 0 && self.num_writes % self.faults.write_every == 0 {
+        if self.faults.write_every > 0 && self.num_writes.is_multiple_of(self.faults.write_every) {
             return Err(MoveFault::Failed);
         }
         assert!(chunk.iter().all(Option::is_some), "only full chunks leave the device");
