@@ -32,6 +32,7 @@ fn impossible_configurations_are_refused_in_one_line() {
         (device("16000 B"), ["tiers[0].capacity", "16000 B"]),
         (device("1 MiB") + "[[tiers]]\nkind = \"rocks\"\ncapacity = \"900 TiB\"\n", ["tiers[1].capacity", "900 TiB"]),
         (device("1 MiB") + "[[tiers]]\nkind = \"glacier\"\ncapacity = \"1 MiB\"\n", ["tiers[1].kind", "glacier"]),
+        (device("1 MiB") + "policy = \"mru\"\n", ["tiers[0].policy", "mru"]),
         (
             device("1 MiB") + "[[tiers]]\nkind = \"rocks\"\ncapacity = \"8 MiB\"\n[[tiers]]\nkind = \"dram\"\ncapacity = \"1 MiB\"\n",
             ["tiers[2].kind", "out of order"],

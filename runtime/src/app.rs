@@ -7,10 +7,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use actix::{Actor, Addr, Arbiter};
 use anyhow::Context;
 use dashmap::DashMap;
-use keepsake_config::{Config, RocksOptions};
+use keepsake_config::{Config, ConfigError, RocksOptions};
 use keepsake_kernels::{Device, DeviceKind, KvPool};
 use keepsake_model::chat::ChatTemplate;
 use keepsake_model::{Model, ModelSource};
+use keepsake_tiers::eviction::POLICIES;
 use keepsake_tiers::{
     BlockPool, DeviceTier, KeyScope, MoverConfig, MoverPool, Registry, Tier, TierContext, TurnStore, TurnStoreConfig,
 };
@@ -95,6 +96,7 @@ impl Engine {
 
     /// The same with a model that is there already.
     pub fn start_with(config: &Config, model: Arc<Model>, device: Device) -> anyhow::Result<Self> {
+        check_names(config)?;
         let layout = model.kv_layout(config.scheduler.chunk_tokens);
         let chunk_bytes = layout.chunk_bytes();
         config.check_device_pool(chunk_bytes as u64)?;
@@ -236,6 +238,22 @@ impl Engine {
             tracing::error!("closing the tiers failed");
         }
     }
+}
+
+/// Checks the names that the configuration's own crate cannot know: this binary's backends and eviction policies.
+pub fn check_names(config: &Config) -> Result<(), ConfigError> {
+    let registry = Registry::default();
+    let kinds: Vec<&str> = registry.kinds().collect();
+    for (index, tier) in config.tiers.iter().enumerate() {
+        let known = [("kind", tier.kind.as_str(), kinds.as_slice()), ("policy", tier.policy.as_str(), POLICIES)];
+        for (key, name, names) in known {
+            if !names.contains(&name) {
+                let reason = format!("no such {key} of tier; known are {}", names.join(", "));
+                return Err(ConfigError::invalid(format!("tiers[{index}].{key}"), format!("{name:?}"), reason));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn device_kind(config: &Config) -> DeviceKind {

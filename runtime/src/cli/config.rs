@@ -4,8 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Subcommand;
-use keepsake_config::{Config, ConfigError, DEFAULT_TOML};
-use keepsake_tiers::Registry;
+use keepsake_config::{Config, DEFAULT_TOML};
 
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
@@ -19,7 +18,7 @@ pub(super) fn run(command: ConfigCommand) -> anyhow::Result<()> {
     match command {
         ConfigCommand::Check { file } => {
             let config = Config::load(Some(&file))?;
-            check_tier_kinds(&config)?;
+            crate::app::check_names(&config)?;
             // Also the check of the log filter.
             crate::telemetry::init(&config.telemetry)?;
             println!("{}: ok", file.display());
@@ -28,19 +27,4 @@ pub(super) fn run(command: ConfigCommand) -> anyhow::Result<()> {
         ConfigCommand::Default => drop(std::io::stdout().write_all(DEFAULT_TOML.as_bytes())),
     }
     Ok(())
-}
-
-/// The config crate does not know which backends this binary has.
-fn check_tier_kinds(config: &Config) -> Result<(), ConfigError> {
-    let registry = Registry::default();
-    let kinds: Vec<&str> = registry.kinds().collect();
-    let unknown = |kind: &str| !kinds.contains(&kind);
-    match config.tiers.iter().position(|tier| unknown(&tier.kind)) {
-        Some(i) => {
-            let reason = format!("no such kind of tier; known are {}", kinds.join(", "));
-            let kind = format!("{:?}", config.tiers[i].kind);
-            Err(ConfigError::invalid(format!("tiers[{i}].kind"), kind, reason))
-        }
-        None => Ok(()),
-    }
 }

@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use keepsake_config::ConfigError;
+use keepsake_tiers::TierError;
 
 use crate::telemetry::InvalidFilter;
 
@@ -56,6 +57,9 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
 
 /// 2 for a configuration that cannot be used (as clap does for arguments), 1 for everything else.
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
-    let is_config = |cause: &(dyn Error + 'static)| cause.is::<ConfigError>() || cause.is::<InvalidFilter>();
+    let is_config = |cause: &(dyn Error + 'static)| {
+        let of_a_tier = cause.downcast_ref::<TierError>();
+        cause.is::<ConfigError>() || cause.is::<InvalidFilter>() || matches!(of_a_tier, Some(TierError::Config(_)))
+    };
     ExitCode::from(if error.chain().any(is_config) { 2 } else { 1 })
 }
