@@ -79,6 +79,8 @@ pub struct SessionActor {
     running: HashMap<SequenceId, Running>,
     /// Turns from their request until they are durable or given up.
     unfinished: HashMap<TurnId, Unfinished>,
+    /// `BeginTurn`s that wait for their answer.
+    num_answers: usize,
     last_used: Instant,
 }
 
@@ -106,7 +108,14 @@ impl SessionActor {
     /// A session that already knows `nodes`: a path from a root.
     pub fn new(parts: Arc<SessionParts>, nodes: Vec<Node>) -> Self {
         let nodes = nodes.into_iter().map(|node| (node.id(), node)).collect();
-        Self { parts, nodes, running: HashMap::new(), unfinished: HashMap::new(), last_used: Instant::now() }
+        Self {
+            parts,
+            nodes,
+            running: HashMap::new(),
+            unfinished: HashMap::new(),
+            num_answers: 0,
+            last_used: Instant::now(),
+        }
     }
 
     /// The turns from the root to `parent`, checked: they must have been made by this model and be finished.
@@ -192,7 +201,7 @@ impl SessionActor {
         };
         self.running.insert(sequence, running);
         let submitted = self.parts.scheduler.send(SubmitSequence { request, events: ctx.address().recipient() });
-        let answer = submitted.into_actor(self).map(move |answer, actor, ctx| {
+        let answer = submitted.into_actor(self).map(move |answer, actor, _| {
             let error = match answer {
                 Ok(Ok(())) => {
                     if let Some(running) = actor.running.get(&sequence) {
@@ -211,7 +220,6 @@ impl SessionActor {
             };
             actor.running.remove(&sequence);
             actor.forget_unfinished(id);
-            actor.stop_if_many(ctx);
             Err(error)
         });
         Box::pin(answer)
@@ -350,7 +358,7 @@ impl SessionActor {
     }
 
     fn is_idle(&self) -> bool {
-        self.unfinished.is_empty()
+        self.unfinished.is_empty() && self.num_answers == 0
     }
 
     /// With many sessions about, or none of its turns kept, an idle one makes room at once.
@@ -410,7 +418,7 @@ impl Handler<BeginTurn> for SessionActor {
                 conversation::build(&model.tokenizer, &model.chat, &path, turn.instructions.as_deref(), &turn.prompt);
             (begin, prompt)
         });
-        Box::pin(work.into_actor(self).then(move |built, actor, ctx| {
+        let accepted = work.into_actor(self).then(move |built, actor, ctx| {
             let is_cancelled = actor.unfinished.get(&id).is_some_and(|turn| turn.is_cancelled);
             let error = match built {
                 Ok((begin, Ok(prompt))) if !is_cancelled => return actor.submit(begin, prompt, ctx),
@@ -419,9 +427,16 @@ impl Handler<BeginTurn> for SessionActor {
                 Ok((_, Err(error))) => error,
                 Err(_) => TurnError::Internal("tokenising failed".to_owned()),
             };
+            actor.parts.metrics.aborted_requests.inc_by(u64::from(is_cancelled));
             actor.forget_unfinished(id);
-            actor.stop_if_many(ctx);
             failed(actor, error)
+        });
+        // A short turn can end before its acceptance has been told; ending the session then would lose the answer.
+        self.num_answers += 1;
+        Box::pin(accepted.map(|answer, actor, ctx| {
+            actor.num_answers -= 1;
+            ctx.run_later(Duration::ZERO, |actor, ctx| actor.stop_if_many(ctx));
+            answer
         }))
     }
 }

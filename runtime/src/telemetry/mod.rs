@@ -18,7 +18,9 @@ pub struct InvalidFilter {
 /// Sends logs to standard error, one line an event. The second call in a process changes nothing (tests start several servers).
 pub fn init(config: &TelemetryConfig) -> Result<(), InvalidFilter> {
     let filter = EnvFilter::try_new(&config.log)
-        .map_err(|error| InvalidFilter { filter: config.log.clone(), reason: error.to_string() })?;
+        .map_err(|error| InvalidFilter { filter: config.log.clone(), reason: error.to_string() })?
+        // It logs every stranger's malformed request head as an error of the server.
+        .add_directive("actix_http=off".parse().expect("a valid directive"));
     let is_terminal = std::io::stderr().is_terminal();
     let subscriber =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(is_terminal);
