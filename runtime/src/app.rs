@@ -34,6 +34,8 @@ use crate::telemetry::metrics::Metrics;
 const MOVES_IN_FLIGHT: usize = 64;
 /// How long a client is asked to wait when the queue is full.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Time for connections to close after the last turn, and for threads to end after the deadline.
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
 /// The exit code of a process whose core, worker, tier or session thread panicked.
 const PANIC_EXIT_CODE: i32 = 70;
 
@@ -52,10 +54,15 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
         let server = actix::spawn(server);
         wait_for_signal().await?;
         let deadline = Instant::now() + config.server.shutdown_deadline;
+        // The last quarter is for saving chunks and closing the tiers.
+        let turns_deadline = Instant::now() + config.server.shutdown_deadline * 3 / 4;
         tracing::info!(turns = engine.gateway.num_turns(), "shutting down");
         engine.gateway.drain();
-        engine.finish_turns(deadline).await;
-        handle.stop(true).await;
+        engine.finish_turns(turns_deadline).await;
+        let answers = turns_deadline.saturating_duration_since(Instant::now()) + CLOSE_GRACE;
+        if actix::clock::timeout(answers, handle.stop(true)).await.is_err() {
+            handle.stop(false).await;
+        }
         server.await??;
         engine.stop(deadline).await;
         tracing::info!("stopped");
@@ -234,8 +241,12 @@ impl Engine {
                 let _ = arbiter.join();
             }
         });
-        if closing.await.is_err() {
-            tracing::error!("closing the tiers failed");
+        let rest = deadline.saturating_duration_since(Instant::now()) + CLOSE_GRACE;
+        match actix::clock::timeout(rest, closing).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => tracing::error!("closing the tiers failed"),
+            // Every acknowledged turn is on disk, and K/V can be recomputed.
+            Err(_) => tracing::warn!("a tier did not close in time"),
         }
     }
 }

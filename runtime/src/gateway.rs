@@ -198,7 +198,30 @@ impl Gateway {
             }
             dashmap::Entry::Vacant(entry) => entry.insert(self.spawn(nodes)).clone(),
         };
+        self.forget_deleted(turn, parent, &session).await?;
         Ok(session)
+    }
+
+    /// A turn may have been deleted after the session's turns were read and before the session could be found.
+    async fn forget_deleted(
+        &self,
+        turn: &StartTurn,
+        parent: TurnId,
+        session: &Addr<SessionActor>,
+    ) -> Result<(), TurnError> {
+        let load = LoadTurns { tenant: turn.tenant.clone(), id: parent };
+        match self.inner.parts.store.send(load).await.map_err(|_| TurnError::ShuttingDown)? {
+            Ok(records) => {
+                for record in records.iter().filter(|r| r.hidden) {
+                    session.do_send(ForgetTurn(TurnId(record.id)));
+                }
+                Ok(())
+            }
+            Err(error) => {
+                session.do_send(ForgetTurn(parent));
+                Err(error)
+            }
+        }
     }
 
     fn spawn(&self, nodes: Vec<Node>) -> Addr<SessionActor> {

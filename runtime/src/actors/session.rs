@@ -33,6 +33,9 @@ use crate::telemetry::metrics::Metrics;
 /// Live sessions beyond which one ends as soon as nothing of it runs; its turns come back from the store.
 const MANY_SESSIONS: usize = 512;
 
+/// Turns beyond which an idle session leaves memory (forks of one turn, mostly).
+const MANY_TURNS: usize = 1024;
+
 /// What every session needs; shared.
 pub struct SessionParts {
     pub model: Arc<Model>,
@@ -334,6 +337,7 @@ impl SessionActor {
             kind: *kind,
             parent: parent.map(|p| p.to_string()),
             messages: messages.clone(),
+            is_cut: false,
             instructions: running.turn.instructions.clone(),
             text: running.reply.text().to_owned(),
             num_prompt: appended.len(),
@@ -361,10 +365,10 @@ impl SessionActor {
         self.unfinished.is_empty() && self.num_answers == 0
     }
 
-    /// With many sessions about, or none of its turns kept, an idle one makes room at once.
+    /// With many sessions about, or none or too many of its turns kept, an idle one makes room at once.
     fn stop_if_many(&self, ctx: &mut Context<Self>) {
         let is_many = self.parts.num_sessions.load(Ordering::Relaxed) as usize > MANY_SESSIONS;
-        if self.is_idle() && (is_many || self.nodes.is_empty()) {
+        if self.is_idle() && (is_many || self.nodes.is_empty() || self.nodes.len() > MANY_TURNS) {
             ctx.stop();
         }
     }
@@ -448,8 +452,12 @@ fn failed(actor: &SessionActor, error: TurnError) -> ResponseActFuture<SessionAc
 impl Handler<CancelTurn> for SessionActor {
     type Result = ();
 
-    fn handle(&mut self, CancelTurn(id): CancelTurn, _: &mut Self::Context) {
-        let Some(turn) = self.unfinished.get_mut(&id) else { return };
+    fn handle(&mut self, CancelTurn(id): CancelTurn, ctx: &mut Self::Context) {
+        let Some(turn) = self.unfinished.get_mut(&id) else {
+            // The client left before its turn began here: a session without turns has no reason to live.
+            self.stop_if_many(ctx);
+            return;
+        };
         turn.is_cancelled = true;
         if let Some((sequence, _)) = self.running.iter().find(|(_, r)| r.id == id) {
             self.parts.scheduler.do_send(StopSequence { id: *sequence, keep: usize::MAX });

@@ -197,15 +197,12 @@ impl Worker {
         if let Err(refused) = self.parts.mover.submit(request) {
             // Its queue holds more than all credits together, so it is closed: the server is ending.
             drop(refused);
-            self.end(command, Err(MoveFault::Failed), 0);
+            self.end(command, Err(MoveFault::Late), 0);
         }
     }
 
     fn end(&self, command: Command, result: Result<(), MoveFault>, bytes: u64) {
         self.parts.ended.do_send(MoveEnded { done: MoveDone { id: command.id, result }, bytes });
-        if result == Err(MoveFault::Full) {
-            self.report();
-        }
     }
 
     fn report(&self) {
@@ -224,7 +221,8 @@ impl Worker {
         };
         self.parts.reported.do_send(TierReported {
             tier: self.index,
-            accepts: health.is_ok() && usage.used_bytes < full_at,
+            // Whether a chunk fits is the core's own count; a disk also holds what it has not given back yet.
+            accepts: health.is_ok() && (!self.tier.capability().durable || usage.physical_bytes < full_at),
             capacity: (usage.capacity_bytes / per_chunk) as usize,
             capacity_bytes: usage.capacity_bytes,
             used_bytes: usage.used_bytes,
@@ -251,7 +249,8 @@ fn result_of(outcome: &MoveOutcome) -> Result<(), MoveFault> {
     Err(match error {
         MoveError::Corrupt(_) | MoveError::Missing(_) => MoveFault::Lost,
         MoveError::Full(_) => MoveFault::Full,
-        MoveError::TimedOut | MoveError::Closed | MoveError::Fault(_) => MoveFault::Failed,
+        MoveError::TimedOut | MoveError::Closed => MoveFault::Late,
+        MoveError::Fault(_) => MoveFault::Failed,
     })
 }
 
@@ -260,6 +259,7 @@ fn name_of(result: Result<(), MoveFault>) -> &'static str {
         Ok(()) => "ok",
         Err(MoveFault::Full) => "full",
         Err(MoveFault::Lost) => "lost",
+        Err(MoveFault::Late) => "late",
         Err(MoveFault::Failed) => "failed",
     }
 }

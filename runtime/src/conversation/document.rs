@@ -24,6 +24,9 @@ pub struct TurnDocument {
     pub parent: Option<String>,
     /// This turn's input; a new root holds the whole conversation up to it.
     pub messages: Vec<ChatMessage>,
+    /// Turns before it were deleted while it ran: `messages` does not reach back to the beginning.
+    #[serde(default)]
+    pub is_cut: bool,
     /// The system text in force, rendered before `messages` at a root.
     pub instructions: Option<String>,
     /// The reply as the client saw it.
@@ -75,6 +78,7 @@ impl Node {
         self.record.tokens.splice(0..0, past.iter().copied());
         if let Some(document) = &mut self.document {
             document.num_prompt += past.len();
+            document.is_cut = true;
             self.record.items = serde_json::to_vec(document).expect("a document has string keys only");
         }
         self

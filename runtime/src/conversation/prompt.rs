@@ -100,7 +100,7 @@ fn rebase(
     let mut history: Vec<ChatMessage> = Vec::new();
     let mut replies: Vec<(usize, &[u32])> = Vec::new();
     for node in path {
-        let Some(document) = node.document.as_ref() else {
+        let Some(document) = node.document.as_ref().filter(|d| !d.is_cut) else {
             let message = "the conversation must be rendered anew, but one of its turns was deleted".to_owned();
             return Err(TurnError::Conflict(message));
         };

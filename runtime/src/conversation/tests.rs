@@ -59,6 +59,7 @@ fn close(
         kind: prompt.kind,
         parent: None,
         messages: prompt.messages.clone(),
+        is_cut: false,
         instructions: instructions.map(str::to_owned),
         text: reply.text().to_owned(),
         num_prompt: prompt.appended.len(),

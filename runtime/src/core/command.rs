@@ -47,6 +47,8 @@ pub enum MoveFault {
     Full,
     /// The source's copy is gone or damaged, and was removed there.
     Lost,
-    /// The copy failed, but the source's copy may still be good.
+    /// It did not begin or end in time; nothing is wrong with either side.
+    Late,
+    /// The copy failed: the side that failed is not to be trusted with it again.
     Failed,
 }

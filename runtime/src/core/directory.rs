@@ -123,9 +123,10 @@ impl ChunkEntry {
         self.tiers[tier.0] == InTier::Present && self.tier_reads[tier.0] == 0
     }
 
-    /// Nowhere, and nobody waits for it: the entry can go.
+    /// Nowhere, and no copy of it is under way: the entry can go.
     pub(super) fn is_gone(&self) -> bool {
-        self.device == OnDevice::Absent && self.tiers.iter().all(|t| *t == InTier::Absent)
+        let is_nowhere = self.device == OnDevice::Absent && self.tiers.iter().all(|t| *t == InTier::Absent);
+        is_nowhere && self.tier_reads.iter().all(|n| *n == 0)
     }
 
     pub(super) fn touch(&mut self, now: Duration) {

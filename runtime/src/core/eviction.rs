@@ -28,8 +28,10 @@ pub struct Candidate {
 #[derive(Clone, Debug)]
 pub struct TierPressure {
     pub durable: bool,
-    /// False while it refuses writes (read-only, down).
+    /// False while it refuses writes (read-only, down, failing).
     pub accepts: bool,
+    /// Moves that may begin now.
+    pub credits: usize,
     /// Chunks that fit, by the core's accounting.
     pub capacity: usize,
     /// Chunks in it, being written to it or being removed from it.
@@ -105,6 +107,7 @@ struct Room<'a> {
     tier: &'a TierPressure,
     limit: usize,
     used: usize,
+    credits: usize,
     /// Chunks that wanted in and found no room; `leaving`, mirrors and victims make it for them, in this order.
     num_refused: usize,
     num_mirrors: usize,
@@ -114,11 +117,17 @@ struct Room<'a> {
 impl<'a> Room<'a> {
     fn new(tier: &'a TierPressure) -> Self {
         let limit = if tier.durable { (tier.capacity as f64 * DURABLE_FILL) as usize } else { tier.capacity };
-        Self { tier, limit, used: tier.used, num_refused: 0, num_mirrors: 0, num_victims: 0 }
+        Self { tier, limit, used: tier.used, credits: tier.credits, num_refused: 0, num_mirrors: 0, num_victims: 0 }
     }
 
     fn takes(&self, candidate: &Candidate) -> bool {
         self.tier.accepts && self.limit > 0 && (candidate.durable || !self.tier.durable)
+    }
+
+    fn take_credit(&mut self) -> bool {
+        let had = self.credits > 0;
+        self.credits = self.credits.saturating_sub(1);
+        had
     }
 
     fn has_room(&self) -> bool {
@@ -154,8 +163,12 @@ fn swap_out(pressure: &Pressure, tiers: &mut [Room], proposals: &mut Vec<Proposa
         let mut to = None;
         for (index, room) in tiers.iter_mut().enumerate().filter(|(_, room)| room.takes(candidate)) {
             if room.has_room() {
-                room.used += 1;
-                to = Some(TierIndex(index));
+                // Without a credit it waits for one: there is room for it.
+                waits = room.credits == 0;
+                if room.take_credit() {
+                    room.used += 1;
+                    to = Some(TierIndex(index));
+                }
                 break;
             }
             if room.outbids(last_activity) {
@@ -187,14 +200,15 @@ fn make_room(index: usize, tiers: &mut [Room], proposals: &mut Vec<Proposal>) {
             proposals.push(remove(victim));
             continue;
         }
-        let lower = below.iter_mut().enumerate().find(|(_, r)| r.takes(victim) && r.has_room());
+        let lower = below.iter_mut().enumerate().find(|(_, r)| r.takes(victim) && r.has_room() && r.credits > 0);
         if let Some((offset, lower)) = lower {
             lower.used += 1;
+            lower.credits -= 1;
             let to = TierIndex(index + 1 + offset);
             proposals.push(Proposal::Spill { key: victim.key, generation: victim.generation, from, to });
             continue;
         }
-        let waits = below.iter_mut().any(|r| r.takes(victim) && r.outbids(victim.last_activity));
+        let waits = below.iter_mut().any(|r| r.takes(victim) && (r.has_room() || r.outbids(victim.last_activity)));
         // Nothing below takes it: it goes only for a chunk of higher value, or because the tier is over its limit.
         let must_go = rank < room.num_victims || staying > room.limit;
         if !waits && must_go {

@@ -8,6 +8,7 @@ use keepsake_tiers::ChunkKey;
 use super::command::{Command, CommandKind, MoveDone, MoveFault, MoveId, TierIndex};
 use super::directory::{ChunkEntry, InTier, OnDevice};
 use super::eviction::{Candidate, Pressure, Proposal, TierPressure};
+use super::planning::count_computed;
 use super::request::SequenceId;
 use super::scheduler::{Scheduler, TierState};
 use super::sequence::{Owner, Page};
@@ -115,7 +116,7 @@ impl Scheduler {
             Err(fault) => {
                 tier.used -= 1;
                 // Until the tier's next report says otherwise; asking again at once would only fail again.
-                tier.accepts &= fault != MoveFault::Full;
+                tier.accepts &= !matches!(fault, MoveFault::Full | MoveFault::Failed);
             }
         }
     }
@@ -146,6 +147,9 @@ impl Scheduler {
             }
             return;
         }
+        for id in &waiters {
+            self.sequence_mut(*id).computes_all = true;
+        }
         self.turn_into_holes(&key, from, &waiters, Some(block), now);
     }
 
@@ -153,7 +157,7 @@ impl Scheduler {
     fn discard_failed_copy(&mut self, key: &ChunkKey, from: TierIndex, result: Result<(), MoveFault>) {
         if result == Err(MoveFault::Lost) {
             self.lose(key, from);
-        } else if self.entry_mut(key).is_tier_idle(from) {
+        } else if result == Err(MoveFault::Failed) && self.entry_mut(key).is_tier_idle(from) {
             self.begin_remove(key, from);
         }
     }
@@ -191,11 +195,7 @@ impl Scheduler {
             let num_past = if sequence.admitted_before { usize::MAX } else { sequence.request.num_past };
             if let Some(usage) = sequence.admission.as_mut() {
                 usage.loaded[from.0] -= chunk_tokens;
-                if index * chunk_tokens < num_past {
-                    usage.recomputed += chunk_tokens;
-                } else {
-                    usage.new += chunk_tokens;
-                }
+                count_computed(usage, index * chunk_tokens..(index + 1) * chunk_tokens, num_past);
             }
         }
         if let Some(unused) = block {
@@ -277,7 +277,8 @@ impl Scheduler {
             };
             TierPressure {
                 durable: tier.spec.durable,
-                accepts: tier.accepts && credits > 0,
+                accepts: tier.accepts,
+                credits,
                 capacity: tier.spec.capacity,
                 used: tier.used,
                 leaving: tier.leaving,
@@ -460,10 +461,11 @@ impl Scheduler {
     }
 }
 
-/// The tiers whose credits a command holds.
+/// The tiers whose credits a command holds. Loads hold none: the device's blocks bound them.
 fn tiers_of(kind: CommandKind) -> Vec<TierIndex> {
     match kind {
-        CommandKind::Load { from, .. } | CommandKind::Remove { from } => vec![from],
+        CommandKind::Load { .. } => vec![],
+        CommandKind::Remove { from } => vec![from],
         CommandKind::SwapOut { to, .. } => vec![to],
         CommandKind::Spill { from, to } => vec![from, to],
     }

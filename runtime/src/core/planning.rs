@@ -53,9 +53,6 @@ impl Scheduler {
                 self.wanted = self.wanted.max(plan.num_blocks + reserve + plan.num_own_clean);
                 return;
             }
-            if !self.has_load_credit(&plan) {
-                return;
-            }
             self.waiting.pop_front();
             self.admit(id, plan, now);
         }
@@ -63,14 +60,6 @@ impl Scheduler {
 
     fn reserved_blocks(&self) -> usize {
         (self.pool.num_total() as f64 * self.config.reserve).ceil() as usize
-    }
-
-    /// Loads are bounded by credits; a sequence with more loads than that starts when the tier is quiet.
-    fn has_load_credit(&self, plan: &AdmissionPlan) -> bool {
-        self.tiers.iter().enumerate().all(|(index, tier)| {
-            let loads = plan.sources.iter().filter(|s| matches!(s, Source::Load(_, t) if t.0 == index)).count();
-            loads == 0 || tier.moves_in_flight + loads <= self.config.moves_in_flight.max(loads)
-        })
     }
 
     fn admit(&mut self, id: SequenceId, plan: AdmissionPlan, now: Duration) {
@@ -234,7 +223,8 @@ impl Scheduler {
     }
 }
 
-fn count_computed(usage: &mut SequenceUsage, range: Range<usize>, num_past: usize) {
+/// Counts tokens that will be computed: again, up to `num_past`, or for the first time.
+pub(super) fn count_computed(usage: &mut SequenceUsage, range: Range<usize>, num_past: usize) {
     let past = range.end.min(num_past).saturating_sub(range.start);
     usage.recomputed += past;
     usage.new += range.len() - past;

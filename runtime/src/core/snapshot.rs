@@ -6,7 +6,7 @@ use keepsake_kernels::BlockId;
 use keepsake_tiers::ChunkKey;
 use serde::Serialize;
 
-use super::command::TierIndex;
+use super::command::{CommandKind, TierIndex};
 use super::directory::{ChunkEntry, InTier, OnDevice};
 use super::scheduler::Scheduler;
 use super::sequence::Owner;
@@ -96,9 +96,12 @@ impl Scheduler {
         self.directory.iter().filter(|(_, e)| e.tail.is_none()).count()
     }
 
-    /// References of sequences and copies in flight. Walks the directory.
+    /// References of sequences and copies in flight.
     pub fn num_pins(&self) -> u64 {
-        self.directory.iter().map(|(_, e)| u64::from(e.num_pins())).sum()
+        let pages = self.sequences.values().flat_map(|s| &s.pages);
+        let shared = pages.filter(|p| matches!(p.owner, Owner::Shared(_))).count();
+        let copies = self.moves.values().filter(|m| !matches!(m.kind, CommandKind::Remove { .. })).count();
+        (shared + copies) as u64
     }
 
     pub fn gauges(&self) -> CoreGauges {
@@ -166,14 +169,19 @@ impl Scheduler {
             }
         }
         let mut used = vec![0; self.tiers.len()];
+        let mut pins = 0;
         for (key, entry) in self.directory.iter() {
             let expected = refs.get(key).copied().unwrap_or(0);
             if entry.refs() != expected {
                 return Err(format!("chunk {key} counts {} references, has {expected}", entry.refs()));
             }
+            pins += u64::from(entry.num_pins());
             for (index, used) in used.iter_mut().enumerate() {
                 *used += usize::from(entry.in_tier(TierIndex(index)) != InTier::Absent);
             }
+        }
+        if pins != self.num_pins() {
+            return Err(format!("chunks count {pins} pins, sequences and moves hold {}", self.num_pins()));
         }
         for (tier, used) in self.tiers.iter().zip(used) {
             if tier.used != used {

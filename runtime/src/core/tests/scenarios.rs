@@ -232,3 +232,14 @@ fn a_shutdown_saves_what_only_memory_holds() {
     let unstored = 2;
     assert_eq!(saved, server.num_full_chunks() - unstored);
 }
+
+#[test]
+fn a_tier_that_takes_nothing_holds_nobody_up() {
+    let mut server = Harness::new(config(), 8, vec![tier("dram", 64, false)]);
+    server.faults.write_every = 1;
+    for seed in 1..6 {
+        server.converse(&tokens(seed, 5 * CHUNK), 0, 4);
+    }
+    assert!(server.core.counters().chunks_dropped > 0);
+    assert_eq!(server.core.gauges().tiers[0].num_chunks, 0);
+}
