@@ -2,6 +2,7 @@
 //!
 //! Reserving and pinning block, and so do removals, so they run on the tier's own thread; copies run on the mover's.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -23,6 +24,8 @@ use crate::telemetry::metrics::Metrics;
 pub const THREAD_PREFIX: &str = "tier-";
 
 const REPORT_EVERY: Duration = Duration::from_secs(1);
+/// A tier that refused is asked again after this: soon, but not so soon that refusals spin.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 /// What every tier's thread needs.
 #[derive(Clone)]
@@ -43,6 +46,8 @@ pub struct TierActor {
     index: TierIndex,
     tier: Arc<dyn Tier>,
     jobs: Sender<Job>,
+    /// Set by a refused or failed write, until the next report.
+    has_refused: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     num_commands: u64,
 }
@@ -58,12 +63,13 @@ impl TierActor {
         let tier = Arc::clone(&parts.tiers[index.0]);
         // One place more than there are credits: for the report.
         let (jobs, queue) = bounded(credits + 1);
-        let worker = Worker { index, tier: Arc::clone(&tier), parts };
+        let has_refused = Arc::new(AtomicBool::new(false));
+        let worker = Worker { index, tier: Arc::clone(&tier), parts, has_refused: Arc::clone(&has_refused) };
         let thread = std::thread::Builder::new()
             .name(format!("{THREAD_PREFIX}{}", tier.name()))
             .spawn(move || worker.run(&queue))
             .expect("the operating system can start one more thread at start-up");
-        Self { index, tier, jobs, thread: Some(thread), num_commands: 0 }
+        Self { index, tier, jobs, has_refused, thread: Some(thread), num_commands: 0 }
     }
 }
 
@@ -74,6 +80,11 @@ impl Actor for TierActor {
         ctx.run_interval(REPORT_EVERY, |actor, _| {
             // With a full queue the report waits for the next round: the thread is busy and the numbers are changing.
             let _ = actor.jobs.try_send(Job::Report);
+        });
+        ctx.run_interval(ASK_AGAIN_AFTER, |actor, _| {
+            if actor.has_refused.swap(false, Ordering::Relaxed) {
+                let _ = actor.jobs.try_send(Job::Report);
+            }
         });
     }
 
@@ -118,6 +129,7 @@ struct Worker {
     index: TierIndex,
     tier: Arc<dyn Tier>,
     parts: TierParts,
+    has_refused: Arc<AtomicBool>,
 }
 
 impl Worker {
@@ -186,9 +198,11 @@ impl Worker {
     fn submit(&self, command: Command, from: Pinned, to: Place) {
         let ended = self.parts.ended.clone();
         let metrics = Arc::clone(&self.parts.metrics);
+        let has_refused = Arc::clone(&self.has_refused);
         let mut request = MoveRequest::new(from, to, move |outcome| {
             let (result, bytes) = (result_of(&outcome), outcome.bytes);
             metrics.moved(&outcome.from, &outcome.to, name_of(result), bytes);
+            note_refusal(&has_refused, result);
             ended.do_send(MoveEnded { done: MoveDone { id: command.id, result }, bytes });
         });
         if matches!(command.kind, CommandKind::Load { .. }) {
@@ -202,6 +216,7 @@ impl Worker {
     }
 
     fn end(&self, command: Command, result: Result<(), MoveFault>, bytes: u64) {
+        note_refusal(&self.has_refused, result);
         self.parts.ended.do_send(MoveEnded { done: MoveDone { id: command.id, result }, bytes });
     }
 
@@ -237,6 +252,12 @@ impl Worker {
             bytes: self.parts.layout.chunk_bytes() as u64,
             last_activity_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
         }
+    }
+}
+
+fn note_refusal(has_refused: &AtomicBool, result: Result<(), MoveFault>) {
+    if matches!(result, Err(MoveFault::Full | MoveFault::Failed)) {
+        has_refused.store(true, Ordering::Relaxed);
     }
 }
 
