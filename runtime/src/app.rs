@@ -214,7 +214,8 @@ impl Engine {
             actix::clock::sleep(Duration::from_millis(20)).await;
         }
         if self.gateway.num_turns() > 0 {
-            tracing::warn!(turns = self.gateway.num_turns(), "turns were cut off by the shutdown deadline");
+            tracing::warn!(turns = self.gateway.num_turns(), "turns are cut off by the shutdown deadline");
+            self.gateway.cut_turns();
         }
     }
 
@@ -253,6 +254,10 @@ impl Engine {
 
 /// Checks the names that the configuration's own crate cannot know: this binary's backends and eviction policies.
 pub fn check_names(config: &Config) -> Result<(), ConfigError> {
+    if config.device.kind == keepsake_config::DeviceKind::Cuda {
+        let reason = "this build has no CUDA device; use \"cpu\" or \"auto\"";
+        return Err(ConfigError::invalid("device.kind", "\"cuda\"", reason));
+    }
     let registry = Registry::default();
     let kinds: Vec<&str> = registry.kinds().collect();
     for (index, tier) in config.tiers.iter().enumerate() {

@@ -12,7 +12,7 @@ use actix::{Actor, Addr, ArbiterHandle};
 use futures_util::Stream;
 use keepsake_model::chat::ChatMessage;
 use keepsake_model::tokenizer::Tokenizer;
-use tokio::sync::{mpsc, Semaphore};
+use tokio::sync::{mpsc, Semaphore, SemaphorePermit};
 
 use crate::actors::eviction::EvictionActor;
 use crate::actors::gpu_worker::GpuWorkerActor;
@@ -21,10 +21,13 @@ use crate::actors::tier::TierActor;
 use crate::conversation::Node;
 use crate::messages::observe::Observe;
 use crate::messages::session::{
-    BeginTurn, CancelTurn, ForgetTurn, StartTurn, StoredTurn, TenantId, TurnError, TurnEvent, TurnId,
+    BeginTurn, CancelTurn, CutTurns, ForgetTurn, Prompt, StartTurn, StoredTurn, TenantId, TurnError, TurnEvent, TurnId,
 };
 use crate::messages::store::{DeleteTurn, LoadTurn, LoadTurns};
 use crate::telemetry::metrics::Metrics;
+
+/// Texts that are tokenised at the same time.
+const TOKENISING: usize = 2;
 
 /// What clients may know of the model.
 #[derive(Clone, Debug)]
@@ -58,6 +61,9 @@ struct Inner {
     arbiters: Vec<ArbiterHandle>,
     permits: Arc<Semaphore>,
     num_permits: usize,
+    /// Tokenising takes hundreds of bytes of memory for each byte of text: only so many texts at a time.
+    tokenising: Semaphore,
+    longest_token_bytes: usize,
     is_ready: AtomicBool,
     observed: Observed,
 }
@@ -72,7 +78,21 @@ impl Gateway {
     ) -> Self {
         let permits = Arc::new(Semaphore::new(num_permits));
         let is_ready = AtomicBool::new(true);
-        Self { inner: Arc::new(Inner { parts, card, arbiters, permits, num_permits, is_ready, observed }) }
+        let tokenising = Semaphore::new(TOKENISING);
+        let longest_token_bytes = parts.model.tokenizer.longest_token_bytes();
+        Self {
+            inner: Arc::new(Inner {
+                parts,
+                card,
+                arbiters,
+                permits,
+                num_permits,
+                tokenising,
+                longest_token_bytes,
+                is_ready,
+                observed,
+            }),
+        }
     }
 
     /// Checks limits, finds or spawns the session, and returns once the turn is accepted.
@@ -82,6 +102,7 @@ impl Gateway {
         if !self.is_ready() {
             return Err(TurnError::ShuttingDown);
         }
+        self.check_length(text_bytes(&turn))?;
         if turn.store {
             inner.parts.check_store()?;
         }
@@ -92,6 +113,7 @@ impl Gateway {
         let id = TurnId::random();
         let created_at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let session = self.session_for(&turn).await?;
+        let _tokenising = self.tokenising().await;
         let (events, receiver) = mpsc::unbounded_channel();
         // From here on, dropping this future or the stream cancels the turn.
         let stream = TurnStream { id, created_at, receiver, session: session.clone(), is_finished: false };
@@ -142,6 +164,30 @@ impl Gateway {
 
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.inner.parts.metrics
+    }
+
+    /// Refuses a text that must be too long before it is tokenised.
+    pub fn check_length(&self, num_bytes: usize) -> Result<(), TurnError> {
+        let limit = self.inner.card.max_context;
+        let prompt_tokens = num_bytes / self.inner.longest_token_bytes;
+        match prompt_tokens > limit {
+            true => Err(TurnError::ContextLengthExceeded { prompt_tokens, limit }),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits for its turn to tokenise a text.
+    pub async fn tokenising(&self) -> Option<SemaphorePermit<'_>> {
+        self.inner.tokenising.acquire().await.ok()
+    }
+
+    /// Ends every running turn with an error event: the shutdown's deadline has passed.
+    pub fn cut_turns(&self) {
+        let live = &self.inner.parts.live;
+        let sessions: Vec<_> = live.iter().map(|entry| entry.value().clone()).collect();
+        for session in sessions {
+            session.do_send(CutTurns);
+        }
     }
 
     /// False while draining.
@@ -230,6 +276,15 @@ impl Gateway {
         let parts = Arc::clone(parts);
         SessionActor::start_in_arbiter(&arbiters[turn % arbiters.len()], |_| SessionActor::new(parts, nodes))
     }
+}
+
+fn text_bytes(turn: &StartTurn) -> usize {
+    let prompt = match &turn.prompt {
+        Prompt::Messages(messages) => messages.iter().map(|m| m.content.len()).sum(),
+        Prompt::Text(text) => text.len(),
+        Prompt::Tokens(_) => 0,
+    };
+    prompt + turn.instructions.as_ref().map_or(0, String::len)
 }
 
 /// A running turn's events. Dropping it cancels the turn.

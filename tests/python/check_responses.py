@@ -71,7 +71,7 @@ def forks_of_one_turn_both_succeed():
 
 
 def the_helper_that_accumulates_a_stream_works():
-    with api.responses.stream(input="Say hi.", max_output_tokens=8, **GREEDY) as stream:
+    with api.responses.stream(input="Say hi.", max_output_tokens=400, **GREEDY) as stream:
         deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
         final = stream.get_final_response()
     assert "".join(deltas) == final.output_text, (deltas, final.output_text)

@@ -201,6 +201,11 @@ impl Tokenizer {
         self.add_bos
     }
 
+    /// Bytes of the longest token: a text of n bytes has at least `n / longest` tokens.
+    pub fn longest_token_bytes(&self) -> usize {
+        (0..self.pieces.len() as u32).map(|id| self.pieces.get(id).len()).max().unwrap_or(1).max(1)
+    }
+
     pub fn vocab_size(&self) -> usize {
         self.pieces.len()
     }

@@ -1,4 +1,4 @@
-//! Owns: one conversation's turns in memory, and its running replies. Receives: `BeginTurn`, `CancelTurn`, `ForgetTurn`,
+//! Owns: one conversation's turns in memory, and its running replies. Receives: `BeginTurn`, `CancelTurn`, `CutTurns`, `ForgetTurn`,
 //! `SequenceProgressed`. Sends: `SubmitSequence`, `StopSequence`, `SaveTurn`, and each turn's events. Never: tokenises on its own
 //! thread, or sends a final event before the turn is durable.
 //!
@@ -25,7 +25,8 @@ use crate::core::{FinishCause, Rejected, SequenceEvent, SequenceId, SequenceRequ
 use crate::messages::observe::Observe;
 use crate::messages::scheduler::{SequenceProgressed, StopSequence, SubmitSequence};
 use crate::messages::session::{
-    BeginTurn, CancelTurn, ForgetTurn, StartTurn, TenantId, TurnError, TurnEvent, TurnId, TurnOutcome, TurnUsage,
+    BeginTurn, CancelTurn, CutTurns, ForgetTurn, StartTurn, TenantId, TurnError, TurnEvent, TurnId, TurnOutcome,
+    TurnUsage,
 };
 use crate::messages::store::SaveTurn;
 use crate::telemetry::metrics::Metrics;
@@ -460,6 +461,20 @@ impl Handler<CancelTurn> for SessionActor {
         };
         turn.is_cancelled = true;
         if let Some((sequence, _)) = self.running.iter().find(|(_, r)| r.id == id) {
+            self.parts.scheduler.do_send(StopSequence { id: *sequence, keep: usize::MAX });
+        }
+    }
+}
+
+impl Handler<CutTurns> for SessionActor {
+    type Result = ();
+
+    fn handle(&mut self, _: CutTurns, _: &mut Self::Context) {
+        for (sequence, running) in &self.running {
+            let _ = running.events.send(TurnEvent::Failed(TurnError::ShuttingDown));
+            if let Some(turn) = self.unfinished.get_mut(&running.id) {
+                turn.is_cancelled = true;
+            }
             self.parts.scheduler.do_send(StopSequence { id: *sequence, keep: usize::MAX });
         }
     }

@@ -50,6 +50,8 @@ use self::keys::Keys;
 use self::service::TurnService;
 use crate::gateway::Gateway;
 
+/// Turns have ended or been cut before the server is stopped; what is left is writing their last bytes.
+const STOP_GRACE_SECONDS: u64 = 1;
 /// How long a connection that is being closed may take to read its last answer (a 413 while the client still sends).
 const LINGER: Duration = Duration::from_secs(3);
 
@@ -68,11 +70,10 @@ pub fn bind(config: &Config, gateway: Gateway) -> io::Result<(Server, Vec<Socket
 
 fn bind_service(config: &Config, service: Arc<dyn TurnService>) -> io::Result<(Server, Vec<SocketAddr>)> {
     let http = web::Data::new(Http::new(config, service));
-    let deadline = config.server.shutdown_deadline;
     let server = HttpServer::new(move || app(http.clone()))
         .workers(config.server.http_workers)
         .disable_signals()
-        .shutdown_timeout(deadline.as_secs().max(1))
+        .shutdown_timeout(STOP_GRACE_SECONDS)
         .h1_allow_half_closed(false)
         .tcp_nodelay(true)
         .client_disconnect_timeout(LINGER)

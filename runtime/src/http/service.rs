@@ -49,7 +49,7 @@ impl TurnService for Gateway {
 
     fn encode(&self, text: String, add_bos: bool) -> LocalBoxFuture<'_, Result<Vec<u32>, TurnError>> {
         let tokenizer = Arc::clone(self.tokenizer());
-        Box::pin(blocking(move || {
+        Box::pin(self.blocking(text.len(), move || {
             let bos = tokenizer.bos().filter(|_| add_bos && tokenizer.add_bos());
             Ok(bos.into_iter().chain(tokenizer.encode(&text)).collect())
         }))
@@ -57,12 +57,13 @@ impl TurnService for Gateway {
 
     fn encode_chat(&self, messages: Vec<ChatMessage>) -> LocalBoxFuture<'_, Result<Vec<u32>, TurnError>> {
         let gateway = self.clone();
-        Box::pin(blocking(move || gateway.render_chat(&messages)))
+        let num_bytes = messages.iter().map(|m| m.content.len()).sum();
+        Box::pin(self.blocking(num_bytes, move || gateway.render_chat(&messages)))
     }
 
     fn decode(&self, tokens: Vec<u32>) -> LocalBoxFuture<'_, Result<String, TurnError>> {
         let tokenizer = Arc::clone(self.tokenizer());
-        Box::pin(blocking(move || Ok(tokenizer.decode(&tokens, false))))
+        Box::pin(self.blocking(0, move || Ok(tokenizer.decode(&tokens, false))))
     }
 
     fn model(&self) -> &ModelCard {
@@ -78,12 +79,18 @@ impl TurnService for Gateway {
     }
 }
 
-/// Megabytes of text take long to tokenise: never on a thread that serves connections.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, TurnError> + Send + 'static,
-) -> Result<T, TurnError> {
-    match actix_web::web::block(work).await {
-        Ok(result) => result,
-        Err(error) => Err(TurnError::Internal(format!("tokenising failed: {error}"))),
+impl Gateway {
+    /// Megabytes of text take long to tokenise: never on a thread that serves connections, and few at a time.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        num_bytes: usize,
+        work: impl FnOnce() -> Result<T, TurnError> + Send + 'static,
+    ) -> Result<T, TurnError> {
+        self.check_length(num_bytes)?;
+        let _tokenising = self.tokenising().await;
+        match actix_web::web::block(work).await {
+            Ok(result) => result,
+            Err(error) => Err(TurnError::Internal(format!("tokenising failed: {error}"))),
+        }
     }
 }

@@ -216,6 +216,11 @@ pub struct BeginTurn {
 #[rtype(result = "()")]
 pub struct CancelTurn(pub TurnId);
 
+/// The shutdown's deadline has passed: running turns end with an error.
+#[derive(Clone, Copy, Debug, Message)]
+#[rtype(result = "()")]
+pub struct CutTurns;
+
 /// A client deleted a turn: it can no longer be continued or read.
 #[derive(Clone, Copy, Debug, Message)]
 #[rtype(result = "()")]
