@@ -25,7 +25,7 @@ pub const THREAD_PREFIX: &str = "tier-";
 
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 /// A tier that refused is asked again after this: soon, but not so soon that refusals spin.
-const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(20);
 
 /// What every tier's thread needs.
 #[derive(Clone)]
@@ -236,8 +236,9 @@ impl Worker {
         };
         self.parts.reported.do_send(TierReported {
             tier: self.index,
-            // Whether a chunk fits is the core's own count; a disk also holds what it has not given back yet.
-            accepts: health.is_ok() && (!self.tier.capability().durable || usage.physical_bytes < full_at),
+            // Whether a chunk fits is the core's own count. A disk may still refuse, for what it has not given back yet; it is
+            // asked all the same, since being asked is what makes it give space back.
+            accepts: health.is_ok() && (!self.tier.capability().durable || usage.used_bytes < full_at),
             capacity: (usage.capacity_bytes / per_chunk) as usize,
             capacity_bytes: usage.capacity_bytes,
             used_bytes: usage.used_bytes,
