@@ -94,7 +94,7 @@ pub enum Prompt {
     Tokens(Vec<u32>),
 }
 
-/// Start one turn. Dropping the returned [`TurnStream`] cancels it.
+/// Start one turn. Dropping the returned [`TurnStream`](crate::gateway::TurnStream) cancels it.
 #[derive(Clone, Debug)]
 pub struct StartTurn {
     pub tenant: TenantId,

@@ -2,7 +2,7 @@
 //!
 //! Runs the server's own engine in this process and is a client of its gateway, so it measures scheduling, tiers and
 //! the turn store too. Results go to standard output, a JSON object a line. Invariant: the user's state is not touched,
-//! see [`scratch`].
+//! see `scratch.rs`.
 
 mod measure;
 mod rates;
