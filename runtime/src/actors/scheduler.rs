@@ -191,7 +191,7 @@ impl Handler<StepDone> for SchedulerActor {
 impl Handler<MoveEnded> for SchedulerActor {
     type Result = ();
 
-    fn handle(&mut self, MoveEnded { done, .. }: MoveEnded, _: &mut Self::Context) {
+    fn handle(&mut self, MoveEnded(done): MoveEnded, _: &mut Self::Context) {
         self.core.move_done(done, self.clock.now());
         self.eviction_stalled = false;
         self.pump();

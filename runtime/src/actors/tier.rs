@@ -152,7 +152,7 @@ impl Worker {
                 if let Err(error) = self.tier.remove(&key) {
                     tracing::warn!(tier = self.tier.name(), %key, %error, "removal failed; the entry is dropped all the same");
                 }
-                return self.end(command, Ok(()), 0);
+                return self.end(command, Ok(()));
             }
             CommandKind::Load { block, .. } => {
                 self.pin(self.index, command).map(|from| (from, device.adopt(block, key, meta)))
@@ -166,7 +166,7 @@ impl Worker {
         };
         match copy {
             Ok((from, to)) => self.submit(command, from, to),
-            Err(fault) => self.end(command, Err(fault), 0),
+            Err(fault) => self.end(command, Err(fault)),
         }
     }
 
@@ -200,10 +200,10 @@ impl Worker {
         let metrics = Arc::clone(&self.parts.metrics);
         let has_refused = Arc::clone(&self.has_refused);
         let mut request = MoveRequest::new(from, to, move |outcome| {
-            let (result, bytes) = (result_of(&outcome), outcome.bytes);
-            metrics.moved(&outcome.from, &outcome.to, name_of(result), bytes);
+            let result = result_of(&outcome);
+            metrics.moved(&outcome.from, &outcome.to, name_of(result), outcome.bytes);
             note_refusal(&has_refused, result);
-            ended.do_send(MoveEnded { done: MoveDone { id: command.id, result }, bytes });
+            ended.do_send(MoveEnded(MoveDone { id: command.id, result }));
         });
         if matches!(command.kind, CommandKind::Load { .. }) {
             request.deadline = Some(Instant::now() + self.parts.load_timeout);
@@ -211,13 +211,13 @@ impl Worker {
         if let Err(refused) = self.parts.mover.submit(request) {
             // Its queue holds more than all credits together, so it is closed: the server is ending.
             drop(refused);
-            self.end(command, Err(MoveFault::Late), 0);
+            self.end(command, Err(MoveFault::Late));
         }
     }
 
-    fn end(&self, command: Command, result: Result<(), MoveFault>, bytes: u64) {
+    fn end(&self, command: Command, result: Result<(), MoveFault>) {
         note_refusal(&self.has_refused, result);
-        self.parts.ended.do_send(MoveEnded { done: MoveDone { id: command.id, result }, bytes });
+        self.parts.ended.do_send(MoveEnded(MoveDone { id: command.id, result }));
     }
 
     fn report(&self) {
@@ -240,8 +240,6 @@ impl Worker {
             // asked all the same, since being asked is what makes it give space back.
             accepts: health.is_ok() && (!self.tier.capability().durable || usage.used_bytes < full_at),
             capacity: (usage.capacity_bytes / per_chunk) as usize,
-            capacity_bytes: usage.capacity_bytes,
-            used_bytes: usage.used_bytes,
         });
     }
 

@@ -38,10 +38,7 @@ pub struct StepDone {
 /// A command has ended, well or not.
 #[derive(Clone, Copy, Debug, Message)]
 #[rtype(result = "()")]
-pub struct MoveEnded {
-    pub done: MoveDone,
-    pub bytes: u64,
-}
+pub struct MoveEnded(pub MoveDone);
 
 /// The eviction actor's answer to `PressureRose`; may be empty.
 #[derive(Debug, Message)]
@@ -56,8 +53,6 @@ pub struct TierReported {
     pub accepts: bool,
     /// Chunks that fit.
     pub capacity: usize,
-    pub capacity_bytes: u64,
-    pub used_bytes: u64,
 }
 
 /// Take nothing new; answers when nothing runs any more.
