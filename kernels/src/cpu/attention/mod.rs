@@ -4,10 +4,14 @@
 //! A row's keys are taken in tiles of 32 from position 0 and in parts of 256. Inside a part: scores are chains over the
 //! lanes' elements reduced by halves; one maximum a tile; the tile's probabilities are summed by halves, the weighted V is
 //! a chain over ascending keys. Parts are merged in ascending order. Nothing depends on which rows share a call, so the form for many
-//! rows (`rows.rs`: rows in lanes, K and V widened once for all of them) and the form for few (`single.rs`: elements of
-//! a head in lanes, straight from the pool) give the same bits, under every instruction set.
+//! rows (`lanes.rs`: rows and heads in lanes, K and V widened once for all of them) and the form for few (`single.rs`: elements
+//! of a head in lanes, straight from the pool) give the same bits, under every instruction set.
+//!
+//! # Tasks
+//! The queries that share a K/V head are pairs of a row and a head, numbered row by row. A task takes a vector of sixteen pairs, so
+//! lanes are full whatever the number of rows, or a few vectors where there are enough tasks to keep every worker busy anyway.
 
-mod rows;
+mod lanes;
 mod single;
 mod state;
 
@@ -21,10 +25,12 @@ use crate::kv::{BlockId, Entry, KvPool};
 pub(super) const TILE_KEYS: usize = 32;
 /// Tiles in a part.
 pub(super) const PART_TILES: usize = 8;
-/// Rows in a task.
-const TASK_ROWS: usize = LANES;
-/// Up to so many rows, one by one is faster than in lanes.
-const FEW_ROWS: usize = 8;
+/// Vectors in a task at most: they share the widened K and V, and must fit the first-level cache beside them.
+const MAX_VECTORS: usize = 3;
+/// Tasks a worker should find, so that all finish together.
+const TASKS_PER_WORKER: usize = 6;
+/// Up to so many pairs, one row after the other is faster than in lanes.
+const FEW_PAIRS: usize = 4;
 
 /// What an attention operation works on; shapes are checked.
 pub(crate) struct Job<'a> {
@@ -38,15 +44,15 @@ pub(crate) struct Job<'a> {
     pub scale: f32,
 }
 
-/// A K/V head's queries of up to sixteen consecutive rows of an entry.
+/// Consecutive pairs of a row and a query head, all on one K/V head.
 #[derive(Clone, Copy)]
 pub(super) struct Task<'a> {
     pub job: &'a Job<'a>,
     pub entry: &'a Entry,
     pub kv_head: usize,
-    /// First row, counted in the entry.
-    pub row: usize,
-    pub num_rows: usize,
+    /// Counted in the entry: `row * group + head`.
+    pub first_pair: usize,
+    pub num_pairs: usize,
 }
 
 pub(crate) fn attention(w: &Worker, job: &Job) {
@@ -65,29 +71,41 @@ impl Kernel for Tasks<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let num_kv_heads = self.job.pool.layout().num_kv_heads;
+        let group = self.job.num_heads / num_kv_heads;
         let in_lanes_only = !self.job.pool.layout().head_dim.is_multiple_of(LANES);
         let mut before = 0;
         let mut next = self.w.claim(usize::MAX).expect("no bound");
         for entry in self.job.entries {
-            let tiles = (entry.num_rows as usize).div_ceil(TASK_ROWS);
-            while next < before + tiles * num_kv_heads {
+            let num_pairs = entry.num_rows as usize * group;
+            let is_single = num_pairs <= FEW_PAIRS && !in_lanes_only;
+            let pairs_a_task = if is_single { num_pairs } else { self.pairs_a_task(num_pairs, num_kv_heads) };
+            let tasks = num_pairs.div_ceil(pairs_a_task.max(1));
+            while next < before + tasks * num_kv_heads {
                 let index = next - before;
                 // The last rows see the most keys: first, so that the workers finish together.
-                let row = (tiles - 1 - index / num_kv_heads) * TASK_ROWS;
-                let num_rows = TASK_ROWS.min(entry.num_rows as usize - row);
-                let task = Task { job: self.job, entry, kv_head: index % num_kv_heads, row, num_rows };
+                let first_pair = (tasks - 1 - index / num_kv_heads) * pairs_a_task;
+                let num_pairs = pairs_a_task.min(num_pairs - first_pair);
+                let task = Task { job: self.job, entry, kv_head: index % num_kv_heads, first_pair, num_pairs };
                 // SAFETY: `S` is available; the task lies within checked shapes and is this worker's.
                 unsafe {
-                    if num_rows <= FEW_ROWS && !in_lanes_only {
+                    if is_single {
                         single::attend::<S>(&task);
                     } else {
-                        rows::attend::<S>(&task);
+                        lanes::attend::<S>(&task);
                     }
                 }
                 next = self.w.claim(usize::MAX).expect("no bound");
             }
-            before += tiles * num_kv_heads;
+            before += tasks * num_kv_heads;
         }
+    }
+}
+
+impl Tasks<'_> {
+    fn pairs_a_task(&self, num_pairs: usize, num_kv_heads: usize) -> usize {
+        let tasks_of_most = num_pairs / (MAX_VECTORS * LANES) * num_kv_heads;
+        let vectors = if tasks_of_most >= TASKS_PER_WORKER * self.w.num_workers() { MAX_VECTORS } else { 1 };
+        vectors * LANES
     }
 }
 
@@ -97,14 +115,15 @@ impl Task<'_> {
         self.job.num_heads / self.job.pool.layout().num_kv_heads
     }
 
-    /// Keys that a row of the task sees.
-    pub(super) fn num_keys(&self, row: usize) -> usize {
-        self.entry.first_position as usize + self.row + row + 1
+    /// Keys that a pair of the task sees.
+    pub(super) fn num_keys(&self, pair: usize) -> usize {
+        self.entry.first_position as usize + (self.first_pair + pair) / self.group() + 1
     }
 
-    /// First element of a row's head in q and out; `head` counts in the group.
-    pub(super) fn row_element(&self, row: usize, head: usize) -> usize {
-        let row = self.entry.first_row as usize + self.row + row;
+    /// First element of a pair in q and out.
+    pub(super) fn element(&self, pair: usize) -> usize {
+        let (row, head) = ((self.first_pair + pair) / self.group(), (self.first_pair + pair) % self.group());
+        let row = self.entry.first_row as usize + row;
         (row * self.job.num_heads + self.kv_head * self.group() + head) * self.job.pool.layout().head_dim
     }
 

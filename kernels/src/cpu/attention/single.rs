@@ -20,16 +20,18 @@ thread_local! {
 /// As [`Simd`]; the task lies within checked shapes, its output rows are the caller's; head_dim is whole vectors.
 #[inline(always)]
 pub(super) unsafe fn attend<S: Simd>(task: &Task) {
-    for row in 0..task.num_rows {
+    let group = task.group();
+    debug_assert!(task.first_pair.is_multiple_of(group) && task.num_pairs.is_multiple_of(group));
+    for first_pair in (0..task.num_pairs).step_by(group) {
         let mut head = 0;
-        while head < task.group() {
+        while head < group {
             // SAFETY: by the caller's word.
             unsafe {
-                match task.group() - head {
-                    1 => heads::<S, 1>(task, row, head),
-                    2 => heads::<S, 2>(task, row, head),
-                    3 => heads::<S, 3>(task, row, head),
-                    _ => heads::<S, MAX_HEADS>(task, row, head),
+                match group - head {
+                    1 => heads::<S, 1>(task, first_pair + head),
+                    2 => heads::<S, 2>(task, first_pair + head),
+                    3 => heads::<S, 3>(task, first_pair + head),
+                    _ => heads::<S, MAX_HEADS>(task, first_pair + head),
                 }
             }
             head += MAX_HEADS;
@@ -38,12 +40,12 @@ pub(super) unsafe fn attend<S: Simd>(task: &Task) {
 }
 
 /// # Safety
-/// As `attend`; the group has heads `first_head..first_head + H`.
+/// As `attend`; pairs `first_pair..first_pair + H` are of one row.
 #[inline(always)]
-unsafe fn heads<S: Simd, const H: usize>(task: &Task, row: usize, first_head: usize) {
+unsafe fn heads<S: Simd, const H: usize>(task: &Task, first_pair: usize) {
     let layout = task.job.pool.layout();
     let dim = layout.head_dim;
-    let num_keys = task.num_keys(row);
+    let num_keys = task.num_keys(first_pair);
     // Taken out instead of borrowed in a closure: a closure would not be compiled for the instruction set.
     let mut scratch = SCRATCH.take();
     scratch.clear();
@@ -56,7 +58,7 @@ unsafe fn heads<S: Simd, const H: usize>(task: &Task, row: usize, first_head: us
     // SAFETY: by the caller's word; scratch was sized for H heads.
     unsafe {
         for head in 0..H {
-            let from = task.job.q.add(task.row_element(row, first_head + head));
+            let from = task.job.q.add(task.element(first_pair + head));
             for i in (0..dim).step_by(LANES) {
                 let scaled = S::load(from.add(i)).mul(S::splat(task.job.scale));
                 scaled.store(q.as_mut_ptr().add(head * dim + i));
@@ -90,7 +92,7 @@ unsafe fn heads<S: Simd, const H: usize>(task: &Task, row: usize, first_head: us
         }
         merge_heads::<S, H>(total, &mut total_state, part, &part_state, dim);
         for (head, state) in total_state.iter().enumerate() {
-            let out = task.job.out.add(task.row_element(row, first_head + head));
+            let out = task.job.out.add(task.element(first_pair + head));
             finish::<S>(total.as_ptr().add(head * dim), state.1, dim, out);
         }
     }

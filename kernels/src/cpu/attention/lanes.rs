@@ -1,4 +1,4 @@
-//! Many rows: sixteen rows in the lanes of scores, K and V of a tile widened once for all rows and heads of the group.
+//! Many queries: sixteen pairs of a row and a head in the lanes of scores, K and V of a tile widened once for all of them.
 
 use std::cell::RefCell;
 
@@ -20,17 +20,17 @@ thread_local! {
 /// Memory of one task, kept between tasks. `dim` is padded to lanes.
 #[derive(Default)]
 struct Scratch {
-    /// `[head][element][row]`, scaled
+    /// `[vector][element][lane]`, scaled
     q: Vec<f32>,
     /// `[key][element]`
     k: Vec<f32>,
     v: Vec<f32>,
-    /// `[key][row]`, scores and then probabilities of one head
+    /// `[key][lane]`, scores and then probabilities of one vector
     scores: Vec<f32>,
-    /// `[head][row][element]` of the part at hand, and of the parts before
+    /// `[vector][lane][element]` of the part at hand, and of the parts before
     part: Vec<f32>,
     total: Vec<f32>,
-    /// `[head][row]`: maxima and sums of the part and the total
+    /// `[vector][lane]`: maxima and sums of the part and the total
     part_max: Vec<f32>,
     part_sum: Vec<f32>,
     total_max: Vec<f32>,
@@ -38,24 +38,24 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn reset(&mut self, group: usize, dim: usize) {
+    fn reset(&mut self, vectors: usize, dim: usize) {
         let clear = |v: &mut Vec<f32>, len: usize, value: f32| {
             v.clear();
             v.resize(len, value);
         };
-        clear(&mut self.q, group * dim * LANES, 0.0);
+        clear(&mut self.q, vectors * dim * LANES, 0.0);
         // Elements behind the head's and keys behind the entry's stay zero or finite.
         clear(&mut self.k, TILE_KEYS * dim, 0.0);
         clear(&mut self.v, TILE_KEYS * dim, 0.0);
         clear(&mut self.scores, TILE_KEYS * LANES, 0.0);
         for v in [&mut self.part, &mut self.total] {
-            clear(v, group * LANES * dim, 0.0);
+            clear(v, vectors * LANES * dim, 0.0);
         }
         for v in [&mut self.part_max, &mut self.total_max] {
-            clear(v, group * LANES, f32::NEG_INFINITY);
+            clear(v, vectors * LANES, f32::NEG_INFINITY);
         }
         for v in [&mut self.part_sum, &mut self.total_sum] {
-            clear(v, group * LANES, 0.0);
+            clear(v, vectors * LANES, 0.0);
         }
     }
 
@@ -73,54 +73,73 @@ pub(super) unsafe fn attend<S: Simd>(task: &Task) {
     let layout = task.job.pool.layout();
     let head_dim = layout.head_dim;
     let dim = head_dim.next_multiple_of(LANES);
-    let group = task.group();
-    let num_keys = task.num_keys(task.num_rows - 1);
+    let vectors = task.num_pairs.div_ceil(LANES);
+    let num_keys = task.num_keys(task.num_pairs - 1);
     // Taken out instead of borrowed in a closure: a closure would not be compiled for the instruction set.
     let mut owned = SCRATCH.take();
     let scratch = &mut owned;
-    scratch.reset(group, dim);
-    // SAFETY: by the caller's word; scratch was sized for the group and dim.
+    scratch.reset(vectors, dim);
+    // SAFETY: by the caller's word; scratch was sized for the vectors and dim.
     unsafe {
         load_queries(task, scratch, dim);
         let mut pointers = [std::ptr::null(); TILE_KEYS];
         for (tile, first_key) in (0..num_keys).step_by(TILE_KEYS).enumerate() {
             if tile % PART_TILES == 0 && tile > 0 {
-                merge_part::<S>(scratch, group, task.num_rows, dim);
+                merge_part::<S>(scratch, task.num_pairs, dim);
                 scratch.reset_part();
             }
             let count = TILE_KEYS.min(num_keys - first_key);
             task.key_pointers(first_key, count, &mut pointers);
             widen::<S>(&pointers[..count], layout.v_offset(), head_dim, dim, scratch);
-            for head in 0..group {
-                scores::<S>(scratch, head, dim, count);
-                softmax::<S>(task, scratch, head, dim, first_key, count);
-                weighted_values::<S>(scratch, head, task.num_rows, dim, count);
+            for vector in 0..vectors {
+                let lanes = Lanes::of(task, vector);
+                if lanes.most_keys <= first_key {
+                    continue;
+                }
+                scores::<S>(scratch, vector, dim, count);
+                softmax::<S>(task, scratch, lanes, dim, first_key, count);
+                weighted_values::<S>(scratch, lanes, dim, count);
             }
         }
-        merge_part::<S>(scratch, group, task.num_rows, dim);
-        for head in 0..group {
-            for row in 0..task.num_rows {
-                let at = head * LANES + row;
-                let out = task.job.out.add(task.row_element(row, head));
-                finish::<S>(scratch.total.as_ptr().add(at * dim), scratch.total_sum[at], head_dim, out);
-            }
+        merge_part::<S>(scratch, task.num_pairs, dim);
+        for pair in 0..task.num_pairs {
+            let out = task.job.out.add(task.element(pair));
+            finish::<S>(scratch.total.as_ptr().add(pair * dim), scratch.total_sum[pair], head_dim, out);
         }
     }
     SCRATCH.set(owned);
 }
 
+/// A vector's pairs.
+#[derive(Clone, Copy)]
+struct Lanes {
+    first_pair: usize,
+    count: usize,
+    /// Keys that the first pair sees, and the last.
+    least_keys: usize,
+    most_keys: usize,
+}
+
+impl Lanes {
+    fn of(task: &Task, vector: usize) -> Lanes {
+        let first_pair = vector * LANES;
+        let count = LANES.min(task.num_pairs - first_pair);
+        let (least_keys, most_keys) = (task.num_keys(first_pair), task.num_keys(first_pair + count - 1));
+        Lanes { first_pair, count, least_keys, most_keys }
+    }
+}
+
 /// # Safety
-/// The task's rows exist.
+/// The task's pairs exist.
 #[inline(always)]
 unsafe fn load_queries(task: &Task, scratch: &mut Scratch, dim: usize) {
-    for head in 0..task.group() {
-        for row in 0..task.num_rows {
-            // SAFETY: by the caller's word.
-            let q = unsafe { task.job.q.add(task.row_element(row, head)) };
-            for i in 0..task.job.pool.layout().head_dim {
-                // SAFETY: as above, inside the head.
-                scratch.q[(head * dim + i) * LANES + row] = unsafe { *q.add(i) } * task.job.scale;
-            }
+    for pair in 0..task.num_pairs {
+        let (vector, lane) = (pair / LANES, pair % LANES);
+        // SAFETY: by the caller's word.
+        let q = unsafe { task.job.q.add(task.element(pair)) };
+        for i in 0..task.job.pool.layout().head_dim {
+            // SAFETY: as above, inside the head.
+            scratch.q[(vector * dim + i) * LANES + lane] = unsafe { *q.add(i) } * task.job.scale;
         }
     }
 }
@@ -146,15 +165,15 @@ unsafe fn widen<S: Simd>(keys: &[*const u16], v_offset: usize, head_dim: usize, 
     }
 }
 
-/// Scores of sixteen rows with each key of the tile.
+/// Scores of sixteen pairs with each key of the tile.
 ///
 /// # Safety
 /// As [`Simd`]; scratch is sized for `dim`.
 #[inline(always)]
-unsafe fn scores<S: Simd>(scratch: &mut Scratch, head: usize, dim: usize, count: usize) {
-    // SAFETY: heads, keys (whole strips: the tile has TILE_KEYS rows) and elements stay inside scratch.
+unsafe fn scores<S: Simd>(scratch: &mut Scratch, vector: usize, dim: usize, count: usize) {
+    // SAFETY: vectors, keys (whole strips: the tile has TILE_KEYS rows) and elements stay inside scratch.
     unsafe {
-        let q = scratch.q.as_ptr().add(head * dim * LANES);
+        let q = scratch.q.as_ptr().add(vector * dim * LANES);
         let (k, to) = (scratch.k.as_ptr(), scratch.scores.as_mut_ptr());
         if dim == 4 * LANES {
             scores_of_64::<S>(q, k, to, count);
@@ -248,24 +267,24 @@ unsafe fn scores_of_strip<S: Simd>(q: *const f32, k: *const f32, to: *mut f32, d
 unsafe fn softmax<S: Simd>(
     task: &Task,
     scratch: &mut Scratch,
-    head: usize,
+    lanes: Lanes,
     dim: usize,
     first_key: usize,
     count: usize,
 ) {
-    // SAFETY: rows, keys and heads stay inside scratch.
+    // SAFETY: lanes and keys stay inside scratch.
     unsafe {
         let scores = scratch.scores.as_mut_ptr();
-        // The first row sees fewer keys than the tile holds: hide the rest from it.
-        if task.num_keys(0) < first_key + count {
-            for key in 0..count {
-                let seen_from = (first_key + key + 1).saturating_sub(task.num_keys(0)).min(LANES);
-                for row in 0..seen_from {
-                    *scores.add(key * LANES + row) = f32::NEG_INFINITY;
+        // The first pair sees fewer keys than the tile holds: hide the rest from it, and from those like it.
+        if lanes.least_keys < first_key + count {
+            for lane in 0..lanes.count {
+                let seen = task.num_keys(lanes.first_pair + lane).saturating_sub(first_key);
+                for key in seen..count {
+                    *scores.add(key * LANES + lane) = f32::NEG_INFINITY;
                 }
             }
         }
-        let state = head * LANES;
+        let state = lanes.first_pair;
         let old = S::load(scratch.part_max.as_ptr().add(state));
         let mut max = old;
         for key in 0..count {
@@ -282,9 +301,9 @@ unsafe fn softmax<S: Simd>(
         max.store(scratch.part_max.as_mut_ptr().add(state));
         sum.store(scratch.part_sum.as_mut_ptr().add(state));
         let factors = factor.to_array();
-        for (row, &factor) in factors.iter().enumerate().take(task.num_rows) {
+        for (lane, &factor) in factors.iter().enumerate().take(lanes.count) {
             if factor != 1.0 {
-                let part = scratch.part.as_mut_ptr().add((state + row) * dim);
+                let part = scratch.part.as_mut_ptr().add((state + lane) * dim);
                 for i in (0..dim).step_by(LANES) {
                     S::load(part.add(i)).mul(S::splat(factor)).store(part.add(i));
                 }
@@ -314,22 +333,22 @@ unsafe fn sum_of_tile<S: Simd>(p: *const f32) -> S {
 /// # Safety
 /// As [`Simd`]; scratch is sized for `dim`.
 #[inline(always)]
-unsafe fn weighted_values<S: Simd>(scratch: &mut Scratch, head: usize, num_rows: usize, dim: usize, count: usize) {
+unsafe fn weighted_values<S: Simd>(scratch: &mut Scratch, lanes: Lanes, dim: usize, count: usize) {
     let mut column = 0;
-    // SAFETY: rows (of lanes), keys and columns stay inside scratch.
+    // SAFETY: lanes, keys and columns stay inside scratch.
     unsafe {
         while column < dim {
-            let mut row = 0;
+            let mut lane = 0;
             if column + COLUMNS * LANES <= dim {
-                while row < num_rows {
-                    value_tile::<S, 4, COLUMNS>(scratch, head * LANES + row, row, column, dim, count);
-                    row += 4;
+                while lane < lanes.count {
+                    value_tile::<S, 4, COLUMNS>(scratch, lanes.first_pair + lane, lane, column, dim, count);
+                    lane += 4;
                 }
                 column += COLUMNS * LANES;
             } else {
-                while row < num_rows {
-                    value_tile::<S, 4, 1>(scratch, head * LANES + row, row, column, dim, count);
-                    row += 4;
+                while lane < lanes.count {
+                    value_tile::<S, 4, 1>(scratch, lanes.first_pair + lane, lane, column, dim, count);
+                    lane += 4;
                 }
                 column += LANES;
             }
@@ -343,7 +362,7 @@ unsafe fn weighted_values<S: Simd>(scratch: &mut Scratch, head: usize, num_rows:
 unsafe fn value_tile<S: Simd, const ROWS: usize, const VECTORS: usize>(
     scratch: &mut Scratch,
     state: usize,
-    row: usize,
+    lane: usize,
     column: usize,
     dim: usize,
     count: usize,
@@ -352,7 +371,7 @@ unsafe fn value_tile<S: Simd, const ROWS: usize, const VECTORS: usize>(
     unsafe {
         let part = scratch.part.as_mut_ptr().add(state * dim + column);
         let v = scratch.v.as_ptr().add(column);
-        let p = scratch.scores.as_ptr().add(row);
+        let p = scratch.scores.as_ptr().add(lane);
         let mut sums: [[S; VECTORS]; ROWS] =
             std::array::from_fn(|r| std::array::from_fn(|i| S::load(part.add(r * dim + i * LANES))));
         for key in 0..count {
@@ -375,24 +394,21 @@ unsafe fn value_tile<S: Simd, const ROWS: usize, const VECTORS: usize>(
 /// # Safety
 /// As [`Simd`]; scratch is sized for `dim`.
 #[inline(always)]
-unsafe fn merge_part<S: Simd>(scratch: &mut Scratch, group: usize, num_rows: usize, dim: usize) {
-    for head in 0..group {
-        for row in 0..num_rows {
-            let at = head * LANES + row;
-            // A part of keys that the row does not see leaves it as it is.
-            if scratch.part_max[at] == f32::NEG_INFINITY {
-                continue;
-            }
-            // SAFETY: inside scratch.
-            unsafe {
-                merge::<S>(
-                    scratch.total.as_mut_ptr().add(at * dim),
-                    (&mut scratch.total_max[at], &mut scratch.total_sum[at]),
-                    scratch.part.as_ptr().add(at * dim),
-                    (scratch.part_max[at], scratch.part_sum[at]),
-                    dim,
-                );
-            }
+unsafe fn merge_part<S: Simd>(scratch: &mut Scratch, num_pairs: usize, dim: usize) {
+    for pair in 0..num_pairs {
+        // A part of keys that the pair does not see leaves it as it is.
+        if scratch.part_max[pair] == f32::NEG_INFINITY {
+            continue;
+        }
+        // SAFETY: inside scratch.
+        unsafe {
+            merge::<S>(
+                scratch.total.as_mut_ptr().add(pair * dim),
+                (&mut scratch.total_max[pair], &mut scratch.total_sum[pair]),
+                scratch.part.as_ptr().add(pair * dim),
+                (scratch.part_max[pair], scratch.part_sum[pair]),
+                dim,
+            );
         }
     }
 }
