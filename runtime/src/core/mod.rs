@@ -17,6 +17,7 @@
 mod admission;
 mod applying;
 mod command;
+mod costs;
 mod directory;
 mod eviction;
 mod holes;
@@ -33,6 +34,7 @@ mod snapshot;
 mod tests;
 
 pub use command::{Command, CommandKind, MoveDone, MoveFault, MoveId, TierIndex};
+pub use costs::{Costs, RouteCost, TierCosts};
 pub use eviction::{decide, Candidate, Pressure, Proposal, TierPressure};
 pub use plan::{RowInput, Sample, SamplerStart, StepId, StepOutput, StepPlan};
 pub use request::{FinishCause, Rejected, SequenceEvent, SequenceId, SequenceRequest, SequenceUsage};

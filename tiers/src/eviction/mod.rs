@@ -6,10 +6,12 @@
 //! The interface carries what retention values need (`V = Cost(l) / T`): the context length a chunk attends to, and the
 //! last activity, which all conversations that share the chunk refresh.
 
+mod cost;
 mod lru;
 
 use std::time::Duration;
 
+pub use cost::{CostCurve, InvalidCurve};
 pub use lru::LruPolicy;
 
 use crate::ChunkKey;
