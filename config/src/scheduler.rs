@@ -26,6 +26,22 @@ pub struct SchedulerConfig {
     /// A chunk that takes longer than this to come up from a tier is recomputed. Default `5s`, 1ms to 1h.
     #[serde(with = "crate::units::duration")]
     pub load_timeout: Duration,
+    /// Who goes first when requests wait. Default `"cache-aware"`.
+    pub queue: QueueOrder,
+    /// With a cache-aware queue, a request that has waited for this long is not overtaken any more. Default `30s`, 0s to 1h.
+    #[serde(with = "crate::units::duration")]
+    pub queue_age_bound: Duration,
+}
+
+/// The order of waiting requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum QueueOrder {
+    /// The request that costs the device least goes first: what is cached costs nothing.
+    #[default]
+    CacheAware,
+    /// First come, first served.
+    Arrival,
 }
 
 impl Default for SchedulerConfig {
@@ -38,6 +54,8 @@ impl Default for SchedulerConfig {
             swap_out_below: 0.25,
             steps_in_flight: 1,
             load_timeout: Duration::from_secs(5),
+            queue: QueueOrder::CacheAware,
+            queue_age_bound: Duration::from_secs(30),
         }
     }
 }
@@ -61,6 +79,7 @@ impl SchedulerConfig {
         fraction("scheduler.swap_out_below", self.swap_out_below, 1.0)?;
         number_in("scheduler.steps_in_flight", self.steps_in_flight, 1, 2)?;
         let (least, most) = (Duration::from_millis(1), Duration::from_secs(3600));
-        duration_in("scheduler.load_timeout", self.load_timeout, least, most)
+        duration_in("scheduler.load_timeout", self.load_timeout, least, most)?;
+        duration_in("scheduler.queue_age_bound", self.queue_age_bound, Duration::ZERO, most)
     }
 }

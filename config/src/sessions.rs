@@ -39,6 +39,13 @@ pub struct TenantConfig {
     pub name: String,
     /// API keys, each unique in the file. At least one.
     pub keys: Vec<Secret>,
+    /// Share of the device beside other tenants' when requests wait. Default 1, 0.01 to 100.
+    #[serde(default = "one")]
+    pub weight: f64,
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 /// An API key. Prints and serialises as `***`.
@@ -78,6 +85,10 @@ pub(crate) fn validate_tenants(tenants: &[TenantConfig]) -> Result<(), ConfigErr
         if let Some(first) = names.insert(&tenant.name, i) {
             let reason = format!("the same name as tenants[{first}]");
             return Err(ConfigError::invalid(name_path, format!("{:?}", tenant.name), reason));
+        }
+        if !(0.01..=100.0).contains(&tenant.weight) {
+            let reason = "must be 0.01 to 100";
+            return Err(ConfigError::invalid(format!("tenants[{i}].weight"), tenant.weight.to_string(), reason));
         }
         if tenant.keys.is_empty() {
             return Err(ConfigError::invalid(format!("tenants[{i}].keys"), "[]", "a tenant needs at least one key"));

@@ -32,15 +32,18 @@ pub struct TierConfig {
     /// Folder of a durable tier. Default: a folder of the tier's name in Keepsake's data folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// Eviction policy, by its registered name. Default `"lru"`.
+    /// Eviction policy, by its registered name. Default `"retention"`.
     pub policy: String,
+    /// Chunks idle for longer than this go first, whatever they cost. Default: no such bound. 1s to 100 years.
+    #[serde(with = "humantime_serde::option", skip_serializing_if = "Option::is_none")]
+    pub idle_cutoff: Option<Duration>,
     /// The backend's own keys.
     #[serde(flatten)]
     pub options: toml::Table,
 }
 
 impl TierConfig {
-    pub const DEFAULT_POLICY: &'static str = "lru";
+    pub const DEFAULT_POLICY: &'static str = "retention";
 
     /// A tier of `kind` with every optional key at its default.
     pub fn new(kind: &str, capacity: ByteSize) -> Self {
@@ -50,6 +53,7 @@ impl TierConfig {
             capacity,
             path: None,
             policy: Self::DEFAULT_POLICY.to_owned(),
+            idle_cutoff: None,
             options: toml::Table::new(),
         }
     }
@@ -103,6 +107,8 @@ impl<'de> de::Visitor<'de> for TierVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TierConfig, A::Error> {
         #[derive(Deserialize)]
         struct Size(#[serde(with = "units::size")] ByteSize);
+        #[derive(Deserialize)]
+        struct Time(#[serde(with = "units::duration")] Duration);
 
         let (mut kind, mut capacity) = (None, None);
         let mut tier = TierConfig::new("", ByteSize(0));
@@ -113,6 +119,7 @@ impl<'de> de::Visitor<'de> for TierVisitor {
                 "name" => tier.name = Some(map.next_value()?),
                 "path" => tier.path = Some(map.next_value()?),
                 "policy" => tier.policy = map.next_value()?,
+                "idle_cutoff" => tier.idle_cutoff = Some(map.next_value::<Time>()?.0),
                 _ => {
                     tier.options.insert(key, map.next_value()?);
                 }
@@ -192,6 +199,9 @@ fn check_each(tiers: &[TierConfig]) -> Result<(), ConfigError> {
         not_empty(&format!("tiers[{i}].kind"), &tier.kind)?;
         not_empty(&format!("tiers[{i}].name"), tier.name())?;
         not_empty(&format!("tiers[{i}].policy"), &tier.policy)?;
+        if let Some(idle_cutoff) = tier.idle_cutoff {
+            duration_in(&format!("tiers[{i}].idle_cutoff"), idle_cutoff, Duration::from_secs(1), MAX_DURATION)?;
+        }
         if tier.capacity.as_u64() == 0 {
             let reason = "must be larger than 0; leave the tier out instead";
             return Err(ConfigError::invalid(capacity_path(i), "\"0 B\"", reason));

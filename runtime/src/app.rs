@@ -24,7 +24,7 @@ use crate::actors::scheduler::{Connect, SchedulerActor, Wiring};
 use crate::actors::session::SessionParts;
 use crate::actors::store::{self, StoreActor};
 use crate::actors::tier::{self, TierActor, TierParts};
-use crate::core::{CoreConfig, Scheduler, TierIndex, TierSpec};
+use crate::core::{CoreConfig, Costs, PolicyChoice, QueueOrder, Scheduler, TierIndex, TierSpec};
 use crate::gateway::{Gateway, ModelCard, Observed};
 use crate::http;
 use crate::messages::scheduler::Drain;
@@ -129,8 +129,9 @@ impl Engine {
         let metrics = Arc::new(Metrics::new());
 
         let max_context = config.model.max_context.unwrap_or(usize::MAX).min(model.hparams.max_context);
+        let costs = Costs::unmeasured(tiers.len());
         let mut core =
-            Scheduler::new(core_config(config, max_context), blocks, tier_specs(config, &tiers, chunk_bytes));
+            Scheduler::new(core_config(config, max_context, costs), blocks, tier_specs(config, &tiers, chunk_bytes));
         recover(&mut core, &tiers)?;
         let limit = core.limit();
 
@@ -198,6 +199,7 @@ impl Engine {
             next_sequence: AtomicU64::new(0),
             metrics,
             secret: store.secret(),
+            weights: config.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.weight)).collect(),
             fingerprint: scope.fingerprint(),
             tier_names: tiers.iter().map(|t| t.name().to_owned()).collect(),
             idle_after: config.sessions.idle_after,
@@ -332,7 +334,7 @@ fn open_tiers(
         .collect()
 }
 
-fn core_config(config: &Config, max_context: usize) -> CoreConfig {
+fn core_config(config: &Config, max_context: usize, costs: Costs) -> CoreConfig {
     let scheduler = &config.scheduler;
     CoreConfig {
         chunk_tokens: scheduler.chunk_tokens,
@@ -345,8 +347,17 @@ fn core_config(config: &Config, max_context: usize) -> CoreConfig {
         steps_in_flight: scheduler.steps_in_flight,
         load_timeout: scheduler.load_timeout,
         moves_in_flight: MOVES_IN_FLIGHT,
-        device_policy: config.tiers[0].policy.clone(),
+        queue: match scheduler.queue {
+            keepsake_config::QueueOrder::Arrival => QueueOrder::Arrival,
+            keepsake_config::QueueOrder::CacheAware => QueueOrder::CacheAware { age_bound: scheduler.queue_age_bound },
+        },
+        device_policy: policy_choice(&config.tiers[0]),
+        costs,
     }
+}
+
+fn policy_choice(tier: &keepsake_config::TierConfig) -> PolicyChoice {
+    PolicyChoice { name: tier.policy.clone(), idle_cutoff: tier.idle_cutoff }
 }
 
 fn tier_specs(config: &Config, tiers: &[Arc<dyn Tier>], chunk_bytes: usize) -> Vec<TierSpec> {
@@ -354,7 +365,7 @@ fn tier_specs(config: &Config, tiers: &[Arc<dyn Tier>], chunk_bytes: usize) -> V
         name: tier.name().to_owned(),
         capacity: (tier.usage().capacity_bytes / chunk_bytes as u64) as usize,
         durable: tier.capability().durable,
-        policy: section.policy.clone(),
+        policy: policy_choice(section),
     };
     tiers.iter().zip(&config.tiers[1..]).map(spec).collect()
 }

@@ -35,7 +35,7 @@ pub use capability::Capability;
 pub use device::{BlockPool, DeviceTier};
 pub use dram::DramTier;
 pub use error::{Result, TierError};
-pub use eviction::{EvictionPolicy, LruPolicy, Touch};
+pub use eviction::EvictionPolicy;
 pub use key::{ChunkKey, KeyChain, KeyScope};
 pub use memory::MemoryTier;
 pub use meta::ChunkMeta;

@@ -51,6 +51,8 @@ pub struct SessionParts {
     pub metrics: Arc<Metrics>,
     /// Secret that tenants' chunk keys are salted with.
     pub secret: [u8; 32],
+    /// Tenants' shares of the device, by name; one where none is set.
+    pub weights: HashMap<String, f64>,
     /// Of weights, layout, dtype, backend and its numeric version.
     pub fingerprint: [u8; 32],
     /// Names of the tiers below the device, in order.
@@ -183,6 +185,7 @@ impl SessionActor {
         let request = SequenceRequest {
             id: sequence,
             root: self.parts.root_key(&turn.tenant),
+            weight: self.parts.weights.get(turn.tenant.as_str()).copied().unwrap_or(1.0),
             tokens,
             num_past,
             durable: turn.store,

@@ -1,8 +1,10 @@
 //! What admitting a sequence would take: for each chunk of its log, where its K/V comes from.
 
+use keepsake_tiers::eviction::CostCurve;
 use keepsake_tiers::ChunkKey;
 
 use super::command::TierIndex;
+use super::costs::RouteCost;
 use super::directory::{ChunkEntry, Directory, OnDevice};
 use super::sequence::Sequence;
 
@@ -14,6 +16,8 @@ pub(super) enum Source {
     Load(ChunkKey, TierIndex),
     /// The private tail of an earlier turn of the same conversation, with so many rows.
     Tail(ChunkKey, usize),
+    /// A tier has it, but computing it is quicker.
+    Compute(TierIndex),
     /// Nowhere: compute it.
     Hole,
 }
@@ -69,4 +73,91 @@ fn tail_or_hole(sequence: &mut Sequence, directory: &Directory, index: usize, ch
         Some((key, rows)) => Source::Tail(key, rows),
         None => Source::Hole,
     }
+}
+
+/// The way from a tier to the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lane {
+    pub(super) load: RouteCost,
+    /// Loads under way, which a new one waits for.
+    pub(super) busy: usize,
+}
+
+/// Load or recompute: decides for every chunk that a tier holds, by measured costs.
+///
+/// On a contended device each chunk goes the way that costs less, the lanes' backlog counted as waiting time shared by the chunks.
+/// Alone on it, a sequence also uses the device while it waits: it computes from the front while the back is loaded, and the border
+/// is where both end together (holes before a pending load can be computed at once, see `Sequence::computable`).
+pub(super) fn choose(
+    plan: &mut AdmissionPlan,
+    chunk_seconds: &CostCurve,
+    lanes: &[Lane],
+    chunk_tokens: usize,
+    is_contended: bool,
+) {
+    let context = |index: usize| ((index + 1) * chunk_tokens) as u32;
+    let loads: Vec<(usize, TierIndex)> = plan
+        .sources
+        .iter()
+        .enumerate()
+        .filter_map(|(index, source)| match source {
+            Source::Load(_, tier) => Some((index, *tier)),
+            _ => None,
+        })
+        .collect();
+    let backlog = |tier: TierIndex| lanes[tier.0].load.latency + lanes[tier.0].busy as f64 * lanes[tier.0].load.chunk;
+    let num_computed = if is_contended {
+        // All or nothing from the front: what is loaded must be cheaper than computing it, the wait for the lane included.
+        let saves = |loads: &[(usize, TierIndex)]| {
+            let waits = loads.iter().map(|(_, tier)| backlog(*tier)).fold(0.0, f64::max);
+            let copies: f64 = loads.iter().map(|(_, tier)| lanes[tier.0].load.chunk).sum();
+            let computes: f64 = loads.iter().map(|(index, _)| chunk_seconds.at(context(*index))).sum();
+            copies + waits < computes
+        };
+        let dear = loads.iter().filter(|(index, tier)| lanes[tier.0].load.chunk >= chunk_seconds.at(context(*index)));
+        match saves(&loads) {
+            true => dear.count(),
+            false => loads.len(),
+        }
+    } else {
+        meeting_point(&loads, |index| chunk_seconds.at(context(index)), lanes, backlog)
+    };
+    for &(index, tier) in &loads[..num_computed] {
+        plan.sources[index] = Source::Compute(tier);
+    }
+}
+
+/// How many of the loads, from the front, are computed instead so that the last load and the last computed chunk end together.
+fn meeting_point(
+    loads: &[(usize, TierIndex)],
+    compute: impl Fn(usize) -> f64,
+    lanes: &[Lane],
+    backlog: impl Fn(TierIndex) -> f64,
+) -> usize {
+    // Lanes of different tiers work side by side; the slowest decides.
+    let mut loading: Vec<f64> = (0..lanes.len()).map(|_| 0.0).collect();
+    for (_, tier) in loads {
+        loading[tier.0] += lanes[tier.0].load.chunk;
+    }
+    let time = |loading: &[f64]| {
+        let busy = loading.iter().enumerate().filter(|(_, seconds)| **seconds > 0.0);
+        busy.map(|(tier, seconds)| seconds + backlog(TierIndex(tier))).fold(0.0, f64::max)
+    };
+    let (mut best, mut best_time, mut computing) = (0, time(&loading), 0.0);
+    for (count, (index, tier)) in loads.iter().enumerate() {
+        computing += compute(*index);
+        // Sums of many small numbers: what is left of nothing must be nothing.
+        loading[tier.0] = (loading[tier.0] - lanes[tier.0].load.chunk).max(0.0);
+        if loads[count + 1..].iter().all(|(_, later)| later != tier) {
+            loading[tier.0] = 0.0;
+        }
+        let total = time(&loading).max(computing);
+        if total < best_time {
+            (best, best_time) = (count + 1, total);
+        }
+        if computing >= best_time {
+            break;
+        }
+    }
+    best
 }

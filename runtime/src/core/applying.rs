@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use keepsake_kernels::BlockId;
+use keepsake_tiers::eviction::Class;
 use keepsake_tiers::ChunkKey;
 
 use super::command::TierIndex;
@@ -37,6 +38,9 @@ impl Scheduler {
         for id in ended {
             self.retire_if_idle(id, now);
         }
+        for id in self.running.clone() {
+            self.suspend_if_lost(id, now);
+        }
     }
 
     fn mark_computed(&mut self, id: SequenceId, rows: std::ops::Range<usize>, now: Duration) {
@@ -62,6 +66,7 @@ impl Scheduler {
         let key = sequence.key(index, chunk_tokens);
         let parent = sequence.parent_key(index, chunk_tokens);
         let durable = sequence.request.durable;
+        let class = sequence.class;
         let page = &mut sequence.pages[index];
         if self.directory.get(&key).is_none() {
             self.directory.insert(key, ChunkEntry::new(parent, index as u32, num_tiers, now));
@@ -72,7 +77,7 @@ impl Scheduler {
         }
         entry.publish(page.block);
         entry.acquire();
-        entry.touch(now);
+        entry.touch(now, class);
         entry.durable |= durable;
         page.owner = Owner::Shared(key);
         self.reindex(&key);
@@ -113,8 +118,11 @@ impl Scheduler {
         let cause = sequence.finished.unwrap_or(FinishCause::Stopped);
         self.release_pages(id, now);
         self.running.retain(|r| *r != id);
-        self.waiting.retain(|w| *w != id);
-        let sequence = self.sequences.remove(&id).expect("looked up above");
+        self.leave_queue(id);
+        let mut sequence = self.sequences.remove(&id).expect("looked up above");
+        if sequence.num_sampled > 0 {
+            self.pauses.begin(&mut sequence, self.config.chunk_tokens, &mut self.returns, now);
+        }
         if sequence.num_sampled > 0 || sequence.admission.is_some() {
             self.ends.push(id);
         }
@@ -127,8 +135,9 @@ impl Scheduler {
         let sequence = self.sequence_mut(id);
         let pages = std::mem::take(&mut sequence.pages);
         sequence.holes.clear();
-        sequence.num_loading = 0;
+        sequence.loading.clear();
         let durable = sequence.request.durable;
+        let class = sequence.class;
         let kept = sequence.keep.min(sequence.tokens.len());
         for (index, page) in pages.iter().enumerate() {
             match page.owner {
@@ -136,7 +145,7 @@ impl Scheduler {
                     self.stop_waiting(id, &key);
                     let entry = self.directory.get_mut(&key).expect("a shared page's chunk has an entry");
                     entry.release();
-                    entry.touch(now);
+                    entry.touch(now, class);
                     entry.durable |= durable;
                     self.reindex(&key);
                 }
@@ -163,6 +172,7 @@ impl Scheduler {
         let chunk_tokens = self.config.chunk_tokens;
         let num_tiers = self.tiers.len();
         let sequence = self.sequence_mut(id);
+        let class = sequence.class;
         let parent = sequence.parent_key(index, chunk_tokens);
         let start = index * chunk_tokens;
         let tokens = sequence.tokens[start..start + rows].to_vec();
@@ -172,6 +182,7 @@ impl Scheduler {
         }
         let mut entry = ChunkEntry::new(parent, index as u32, num_tiers, now);
         entry.tail = Some(tokens);
+        entry.touch(now, class);
         entry.publish(block);
         self.directory.insert(key, entry);
         self.reindex(&key);
@@ -186,10 +197,10 @@ impl Scheduler {
         self.sequences.get_mut(&id).expect("a scheduled sequence exists until it retires")
     }
 
-    pub(super) fn acquire(&mut self, key: &ChunkKey, now: Duration) {
+    pub(super) fn acquire(&mut self, key: &ChunkKey, class: Class, now: Duration) {
         let entry = self.directory.get_mut(key).expect("admission saw the chunk");
         entry.acquire();
-        entry.touch(now);
+        entry.touch(now, class);
         self.reindex(key);
     }
 

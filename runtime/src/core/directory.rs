@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use keepsake_kernels::BlockId;
+use keepsake_tiers::eviction::{ChunkUse, Class};
 use keepsake_tiers::ChunkKey;
 
 use super::command::TierIndex;
@@ -42,6 +43,8 @@ pub(super) struct ChunkEntry {
     pub(super) tail: Option<Vec<u32>>,
     pub(super) durable: bool,
     pub(super) last_activity: Duration,
+    /// Of the conversation that used it last.
+    class: Class,
     /// Changes whenever the chunk is used or moves, so that a proposal about an earlier state is refused.
     pub(super) generation: u64,
     device: OnDevice,
@@ -64,6 +67,7 @@ impl ChunkEntry {
             tail: None,
             durable: false,
             last_activity: now,
+            class: Class::default(),
             generation: 0,
             device: OnDevice::Absent,
             tiers: vec![InTier::Absent; num_tiers],
@@ -71,6 +75,15 @@ impl ChunkEntry {
             device_reads: 0,
             tier_reads: vec![0; num_tiers],
             late_loads: 0,
+        }
+    }
+
+    /// What policies know of it.
+    pub(super) fn chunk_use(&self, chunk_tokens: usize) -> ChunkUse {
+        ChunkUse {
+            context_tokens: (self.position + 1) * chunk_tokens as u32,
+            last_activity: self.last_activity,
+            class: self.class,
         }
     }
 
@@ -103,6 +116,11 @@ impl ChunkEntry {
         self.tiers.iter().position(|t| *t == InTier::Present).map(TierIndex)
     }
 
+    /// Can it be had without computing it, now or soon?
+    pub(super) fn is_held(&self) -> bool {
+        self.device != OnDevice::Absent || self.readable_tier().is_some()
+    }
+
     /// Is a copy below the device complete or being made?
     pub(super) fn is_backed(&self) -> bool {
         self.tiers.iter().any(|t| matches!(t, InTier::Present | InTier::Writing))
@@ -129,8 +147,9 @@ impl ChunkEntry {
         is_nowhere && self.tier_reads.iter().all(|n| *n == 0)
     }
 
-    pub(super) fn touch(&mut self, now: Duration) {
+    pub(super) fn touch(&mut self, now: Duration, class: Class) {
         self.last_activity = self.last_activity.max(now);
+        self.class = class;
         self.generation += 1;
     }
 

@@ -6,8 +6,6 @@
 //! also on the device go first; an ahead-of-time copy never displaces a chunk of higher value; what fits nowhere is dropped, and
 //! only when someone waits for its block.
 
-use std::time::Duration;
-
 use keepsake_tiers::ChunkKey;
 
 use super::command::TierIndex;
@@ -18,8 +16,8 @@ pub struct Candidate {
     pub key: ChunkKey,
     pub generation: u64,
     pub durable: bool,
-    /// Orders candidates of different tiers: the smaller, the sooner it goes.
-    pub last_activity: Duration,
+    /// What it is worth to each tier below the device, by that tier's policy.
+    pub values: Vec<f64>,
     /// A lower tier has a copy, or is getting one.
     pub backed: bool,
 }
@@ -94,7 +92,7 @@ const HEADROOM: f64 = 1.0 / 16.0;
 
 pub fn decide(pressure: &Pressure) -> Vec<Proposal> {
     let mut proposals = Vec::new();
-    let mut tiers: Vec<Room> = pressure.tiers.iter().map(Room::new).collect();
+    let mut tiers: Vec<Room> = pressure.tiers.iter().enumerate().map(|(index, tier)| Room::new(index, tier)).collect();
     swap_out(pressure, &mut tiers, &mut proposals);
     for index in 0..tiers.len() {
         make_room(index, &mut tiers, &mut proposals);
@@ -104,6 +102,7 @@ pub fn decide(pressure: &Pressure) -> Vec<Proposal> {
 
 /// A tier's room while proposals are being collected.
 struct Room<'a> {
+    index: usize,
     tier: &'a TierPressure,
     limit: usize,
     used: usize,
@@ -115,9 +114,9 @@ struct Room<'a> {
 }
 
 impl<'a> Room<'a> {
-    fn new(tier: &'a TierPressure) -> Self {
+    fn new(index: usize, tier: &'a TierPressure) -> Self {
         let limit = if tier.durable { (tier.capacity as f64 * DURABLE_FILL) as usize } else { tier.capacity };
-        Self { tier, limit, used: tier.used, credits: tier.credits, num_refused: 0, num_mirrors: 0, num_victims: 0 }
+        Self { index, tier, limit, used: tier.used, credits: tier.credits, num_refused: 0, num_mirrors: 0, num_victims: 0 }
     }
 
     fn takes(&self, candidate: &Candidate) -> bool {
@@ -134,15 +133,16 @@ impl<'a> Room<'a> {
         self.used < self.limit
     }
 
-    /// Can room be made for a chunk last active at `activity`? Only at the cost of what is worth less to this tier.
-    fn outbids(&mut self, activity: Duration) -> bool {
+    /// Can room be made for a chunk? Only at the cost of what is worth less to this tier.
+    fn outbids(&mut self, candidate: &Candidate) -> bool {
+        let value = candidate.values[self.index];
         if self.num_refused < self.tier.leaving {
             self.num_refused += 1;
             return true;
         }
-        if self.tier.mirrors.get(self.num_mirrors).is_some_and(|m| m.last_activity > activity) {
+        if self.tier.mirrors.get(self.num_mirrors).is_some_and(|m| m.values[self.index] > value) {
             self.num_mirrors += 1;
-        } else if self.tier.victims.get(self.num_victims).is_some_and(|v| v.last_activity < activity) {
+        } else if self.tier.victims.get(self.num_victims).is_some_and(|v| v.values[self.index] < value) {
             self.num_victims += 1;
         } else {
             return false;
@@ -158,7 +158,7 @@ fn swap_out(pressure: &Pressure, tiers: &mut [Room], proposals: &mut Vec<Proposa
     let lack = ahead.max(pressure.wanted).saturating_sub(soon);
     let must_give = pressure.wanted.saturating_sub(soon);
     for (rank, candidate) in pressure.dirty.iter().take(lack).enumerate() {
-        let Candidate { key, generation, last_activity, .. } = *candidate;
+        let Candidate { key, generation, .. } = *candidate;
         let mut waits = false;
         let mut to = None;
         for (index, room) in tiers.iter_mut().enumerate().filter(|(_, room)| room.takes(candidate)) {
@@ -171,7 +171,7 @@ fn swap_out(pressure: &Pressure, tiers: &mut [Room], proposals: &mut Vec<Proposa
                 }
                 break;
             }
-            if room.outbids(last_activity) {
+            if room.outbids(candidate) {
                 waits = true;
                 break;
             }
@@ -208,7 +208,7 @@ fn make_room(index: usize, tiers: &mut [Room], proposals: &mut Vec<Proposal>) {
             proposals.push(Proposal::Spill { key: victim.key, generation: victim.generation, from, to });
             continue;
         }
-        let waits = below.iter_mut().any(|r| r.takes(victim) && (r.has_room() || r.outbids(victim.last_activity)));
+        let waits = below.iter_mut().any(|r| r.takes(victim) && (r.has_room() || r.outbids(victim)));
         // Nothing below takes it: it goes only for a chunk of higher value, or because the tier is over its limit.
         let must_go = rank < room.num_victims || staying > room.limit;
         if !waits && must_go {

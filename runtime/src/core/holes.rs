@@ -33,10 +33,10 @@ impl Holes {
         }
     }
 
-    /// Takes up to `budget` tokens from the front, as one range.
-    pub(super) fn take(&mut self, budget: usize) -> Option<Range<usize>> {
+    /// Takes up to `budget` tokens before position `bound` from the front, as one range.
+    pub(super) fn take(&mut self, budget: usize, bound: usize) -> Option<Range<usize>> {
         let front = self.0.front_mut()?;
-        let end = front.end.min(front.start + budget);
+        let end = front.end.min(front.start + budget).min(bound.max(front.start));
         let taken = front.start..end;
         if end == front.end {
             self.0.pop_front();

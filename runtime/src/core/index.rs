@@ -1,40 +1,75 @@
-//! Which chunks of one kind there are, in the order a policy would give them up.
+//! Which chunks of one kind there are, in the order to give them up.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use keepsake_tiers::eviction::{policy, EvictionPolicy, Touch};
+use keepsake_tiers::eviction::{ChunkUse, EvictionPolicy, Victim, View};
 use keepsake_tiers::ChunkKey;
 
 use super::directory::ChunkEntry;
+use super::queue::NextUse;
 
-/// Chunks that may be evicted, ranked by the tier's policy.
+/// Above every policy's values: a queued conversation is certain to return.
+const QUEUED_VALUE: f64 = 1e12;
+
+/// Chunks that may be evicted: first those of thinking users, as the tier's policy ranks them, then those that queued sequences
+/// want, the last in the queue first.
 pub(super) struct Index {
     policy: Box<dyn EvictionPolicy>,
-    chunk_tokens: u32,
-    /// Each member's last activity, as the policy knows it.
-    members: HashMap<ChunkKey, Duration>,
+    members: HashMap<ChunkKey, Member>,
+    queued: BTreeSet<(Reverse<NextUse>, u32, ChunkKey)>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Member {
+    /// With its last activity, as the policy knows it.
+    Ranked(Duration),
+    Queued(NextUse, u32),
 }
 
 impl Index {
-    /// `name` was checked when the configuration was read.
-    pub(super) fn new(name: &str, chunk_tokens: usize) -> Self {
-        let policy = policy(name).expect("the configuration names a known policy");
-        Self { policy, chunk_tokens: chunk_tokens as u32, members: HashMap::new() }
+    pub(super) fn new(policy: Box<dyn EvictionPolicy>) -> Self {
+        Self { policy, members: HashMap::new(), queued: BTreeSet::new() }
     }
 
     /// Makes the chunk a member or not; a member is ranked anew when it was used since.
-    pub(super) fn set(&mut self, key: &ChunkKey, entry: &ChunkEntry, is_member: bool) {
-        if !is_member {
-            if self.members.remove(key).is_some() {
-                self.policy.on_remove(key);
-            }
+    pub(super) fn set(
+        &mut self,
+        key: &ChunkKey,
+        entry: &ChunkEntry,
+        chunk: ChunkUse,
+        is_member: bool,
+        next_use: Option<NextUse>,
+    ) {
+        let member = is_member.then(|| match next_use {
+            Some(next_use) => Member::Queued(next_use, entry.position),
+            None => Member::Ranked(entry.last_activity),
+        });
+        let earlier = self.members.get(key).copied();
+        if member == earlier {
             return;
         }
-        if self.members.insert(*key, entry.last_activity) != Some(entry.last_activity) {
-            let position_tokens = (entry.position + 1) * self.chunk_tokens;
-            self.policy.on_touch(*key, Touch { position_tokens, now: entry.last_activity });
+        match earlier {
+            Some(Member::Queued(next_use, position)) => {
+                self.queued.remove(&(Reverse(next_use), position, *key));
+            }
+            // A touch moves it; no need to take it out first.
+            Some(Member::Ranked(_)) if matches!(member, Some(Member::Ranked(_))) => {}
+            Some(Member::Ranked(_)) => self.policy.on_remove(key),
+            None => {}
         }
+        match member {
+            Some(Member::Queued(next_use, position)) => {
+                self.queued.insert((Reverse(next_use), position, *key));
+            }
+            Some(Member::Ranked(_)) => self.policy.on_touch(*key, chunk),
+            None => {}
+        }
+        match member {
+            Some(member) => self.members.insert(*key, member),
+            None => self.members.remove(key),
+        };
     }
 
     pub(super) fn len(&self) -> usize {
@@ -42,9 +77,29 @@ impl Index {
     }
 
     /// Up to `n` members, least valuable first.
-    pub(super) fn victims(&self, n: usize, now: Duration) -> Vec<ChunkKey> {
-        self.policy.victims(n, now, &mut |_| true)
+    pub(super) fn victims(&mut self, n: usize, view: &View) -> Vec<Victim> {
+        let mut victims = self.policy.victims(n, view);
+        let rest = n - victims.len();
+        victims.extend(
+            self.queued
+                .iter()
+                .take(rest)
+                .map(|(Reverse(next_use), _, key)| Victim { key: *key, value: queued_value(*next_use) }),
+        );
+        victims
     }
+
+    /// What a chunk would be worth among these members.
+    pub(super) fn value(&self, chunk: &ChunkUse, next_use: Option<NextUse>, view: &View) -> f64 {
+        match next_use {
+            Some(next_use) => queued_value(next_use),
+            None => self.policy.value(chunk, view),
+        }
+    }
+}
+
+fn queued_value(next_use: NextUse) -> f64 {
+    QUEUED_VALUE - next_use.arrived.as_secs_f64()
 }
 
 /// Chunks by their last activity.
@@ -56,6 +111,9 @@ pub(super) struct Recency {
 
 impl Recency {
     pub(super) fn set(&mut self, key: &ChunkKey, entry: &ChunkEntry, is_member: bool) {
+        if is_member && self.members.get(key) == Some(&entry.last_activity) {
+            return;
+        }
         if let Some(earlier) = self.members.remove(key) {
             self.order.remove(&(earlier, *key));
         }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use keepsake_kernels::BlockId;
+use keepsake_tiers::eviction::{Victim, View};
 use keepsake_tiers::ChunkKey;
 
 use super::command::{Command, CommandKind, MoveDone, MoveFault, MoveId, TierIndex};
@@ -27,8 +28,9 @@ impl Scheduler {
         if let Some(block) = self.pool.alloc() {
             return Some(block);
         }
-        let victim = *self.clean.victims(1, self.now).first()?;
-        Some(self.take_evictable(&victim))
+        let view = View { now: self.now, costs: &self.config.costs.chunk, returns: &self.returns };
+        let victim = *self.clean.victims(1, &view).first()?;
+        Some(self.take_evictable(&victim.key))
     }
 
     /// The block of an unused chunk; the chunk leaves the device.
@@ -42,20 +44,22 @@ impl Scheduler {
     /// Takes a block for a chunk and asks its tier to fill it; the sequence waits.
     pub(super) fn start_load(&mut self, id: SequenceId, key: ChunkKey, from: TierIndex, now: Duration) -> BlockId {
         let block = self.take_block().expect("admission counted the blocks");
+        let class = self.sequence(id).class;
         let entry = self.directory.get_mut(&key).expect("a readable chunk has an entry");
         entry.begin_load(from, block);
-        entry.touch(now);
+        entry.touch(now, class);
         let position = entry.position;
         entry.acquire();
+        self.tiers[from.0].loads_in_flight += 1;
         self.issue(key, position, CommandKind::Load { from, block });
         self.reindex(&key);
-        self.wait_for_load(id, key);
+        self.wait_for_load(id, position as usize, key);
         block
     }
 
-    pub(super) fn wait_for_load(&mut self, id: SequenceId, key: ChunkKey) {
+    pub(super) fn wait_for_load(&mut self, id: SequenceId, page: usize, key: ChunkKey) {
         self.waiters.entry(key).or_default().push(id);
-        self.sequence_mut(id).num_loading += 1;
+        self.sequence_mut(id).loading.insert(page);
     }
 
     pub(super) fn stop_waiting(&mut self, id: SequenceId, key: &ChunkKey) {
@@ -130,6 +134,7 @@ impl Scheduler {
         now: Duration,
     ) {
         let key = command.key;
+        self.tiers[from.0].loads_in_flight -= 1;
         let is_current = self.entry_mut(&key).end_load(from, block, result.is_ok());
         if result.is_err() {
             self.counters.load_failures += 1;
@@ -143,7 +148,7 @@ impl Scheduler {
         let waiters = self.waiters.remove(&key).unwrap_or_default();
         if result.is_ok() {
             for id in waiters {
-                self.sequence_mut(id).num_loading -= 1;
+                self.sequence_mut(id).loading.remove(&(command.position as usize));
             }
             return;
         }
@@ -179,17 +184,19 @@ impl Scheduler {
         now: Duration,
     ) {
         let chunk_tokens = self.config.chunk_tokens;
+        let index = self.entry_mut(key).position as usize;
         for &id in waiters {
             let Some(own) = block.take().or_else(|| self.take_block()) else {
                 // No block for it now: it goes back to the queue and takes stock again.
-                let page = self.waited_page(id, key);
-                self.sequence_mut(id).pages[page].owner = Owner::Lost;
-                self.suspend(id, now);
+                let sequence = self.sequence_mut(id);
+                sequence.pages[index].owner = Owner::Lost;
+                sequence.loading.remove(&index);
+                sequence.is_lost = true;
+                self.suspend_if_lost(id, now);
                 continue;
             };
-            let index = self.waited_page(id, key);
             let sequence = self.sequence_mut(id);
-            sequence.num_loading -= 1;
+            sequence.loading.remove(&index);
             sequence.pages[index] = Page { block: own, owner: Owner::Private { rows: 0 } };
             sequence.holes.insert(index * chunk_tokens..(index + 1) * chunk_tokens);
             let num_past = if sequence.admitted_before { usize::MAX } else { sequence.request.num_past };
@@ -203,11 +210,6 @@ impl Scheduler {
         }
     }
 
-    fn waited_page(&self, id: SequenceId, key: &ChunkKey) -> usize {
-        let pages = &self.sequence(id).pages;
-        pages.iter().position(|p| p.owner == Owner::Shared(*key)).expect("a waiter has the page")
-    }
-
     pub(super) fn give_up_late_loads(&mut self, now: Duration) {
         let late: Vec<SequenceId> = self
             .running
@@ -215,7 +217,7 @@ impl Scheduler {
             .copied()
             .filter(|id| {
                 let sequence = self.sequence(*id);
-                sequence.num_loading > 0 && now >= sequence.load_deadline
+                !sequence.loading.is_empty() && now >= sequence.load_deadline
             })
             .collect();
         for id in late {
@@ -269,12 +271,18 @@ impl Scheduler {
     }
 
     /// What the eviction actor decides by.
-    pub fn pressure(&self) -> Pressure {
-        let tiers = self.tiers.iter().enumerate().map(|(index, tier)| {
-            let credits = self.config.moves_in_flight.saturating_sub(tier.moves_in_flight).min(CANDIDATES);
+    pub fn pressure(&mut self) -> Pressure {
+        let view = View { now: self.now, costs: &self.config.costs.chunk, returns: &self.returns };
+        let dirty = self.dirty.victims(CANDIDATES, &view);
+        let credits_of =
+            |tier: &TierState| self.config.moves_in_flight.saturating_sub(tier.moves_in_flight).min(CANDIDATES);
+        let victims: Vec<Vec<Victim>> =
+            self.tiers.iter_mut().map(|tier| tier.only.victims(credits_of(tier), &view)).collect();
+        let tiers = self.tiers.iter().zip(victims).enumerate().map(|(index, (tier, victims))| {
             let lower_has = |e: &ChunkEntry| {
                 (index + 1..self.tiers.len()).any(|t| matches!(e.in_tier(TierIndex(t)), InTier::Present))
             };
+            let credits = credits_of(tier);
             TierPressure {
                 durable: tier.spec.durable,
                 accepts: tier.accepts,
@@ -283,28 +291,35 @@ impl Scheduler {
                 used: tier.used,
                 leaving: tier.leaving,
                 mirrors: self.candidates(tier.mirrors.latest(credits), lower_has),
-                victims: self.candidates(tier.only.victims(credits, self.now), lower_has),
+                victims: self.candidates(victims.iter().map(|v| v.key), lower_has),
             }
         });
+        let tiers = tiers.collect();
         Pressure {
             total_blocks: self.pool.num_total(),
             available: self.available(),
             wanted: self.wanted,
             becoming_clean: self.becoming_clean(),
-            dirty: self.candidates(self.dirty.victims(CANDIDATES, self.now), |_| false),
-            tiers: tiers.collect(),
+            dirty: self.candidates(dirty.iter().map(|v| v.key), |_| false),
+            tiers,
             swap_out_below: self.config.swap_out_below,
         }
     }
 
-    fn candidates(&self, keys: Vec<ChunkKey>, backed: impl Fn(&ChunkEntry) -> bool) -> Vec<Candidate> {
+    fn candidates(
+        &self,
+        keys: impl IntoIterator<Item = ChunkKey>,
+        backed: impl Fn(&ChunkEntry) -> bool,
+    ) -> Vec<Candidate> {
+        let view = self.view();
         let candidate = |key: ChunkKey| {
             let entry = self.directory.get(&key).expect("an indexed chunk has an entry");
+            let (chunk, next_use) = (entry.chunk_use(self.config.chunk_tokens), self.queue.next_use(&key));
             Candidate {
                 key,
                 generation: entry.generation,
                 durable: entry.durable,
-                last_activity: entry.last_activity,
+                values: self.tiers.iter().map(|tier| tier.only.value(&chunk, next_use, &view)).collect(),
                 backed: backed(entry),
             }
         };
@@ -444,14 +459,19 @@ impl Scheduler {
     /// Puts a chunk into exactly the indexes that its state calls for.
     pub(super) fn reindex(&mut self, key: &ChunkKey) {
         let Some(entry) = self.directory.get(key) else { return };
-        self.clean.set(key, entry, entry.is_clean());
-        self.dirty.set(key, entry, entry.is_evictable() && !entry.is_clean());
+        let (chunk, next_use) = (entry.chunk_use(self.config.chunk_tokens), self.queue.next_use(key));
+        let is_clean = entry.is_clean();
+        self.clean.set(key, entry, chunk, is_clean, next_use);
+        self.dirty.set(key, entry, chunk, entry.is_evictable() && !is_clean, next_use);
         let on_device = entry.device() != OnDevice::Absent;
         for (index, tier) in self.tiers.iter_mut().enumerate() {
             let idle = entry.is_tier_idle(TierIndex(index));
             let mirrored = on_device && !tier.spec.durable;
-            tier.only.set(key, entry, idle && !mirrored);
+            tier.only.set(key, entry, chunk, idle && !mirrored, next_use);
             tier.mirrors.set(key, entry, idle && mirrored);
+        }
+        if next_use.is_some() {
+            self.queue.set_held(key, entry.position, entry.is_held());
         }
         self.directory.forget_if_gone(key);
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use keepsake_kernels::{BlockId, Entry};
 
-use super::admission::{self, AdmissionPlan, Source};
+use super::admission::{self, AdmissionPlan, Lane, Source};
 use super::command::CommandKind;
 use super::plan::{RowInput, Sample, SamplerStart, StepId, StepPlan};
 use super::request::{SequenceId, SequenceUsage};
@@ -40,22 +40,33 @@ impl Scheduler {
     }
 
     fn admit_waiting(&mut self, now: Duration) {
-        while let Some(&id) = self.waiting.front() {
-            if self.running.len() >= self.config.max_running {
-                return;
-            }
-            let chunk_tokens = self.config.chunk_tokens;
-            let sequence = self.sequences.get_mut(&id).expect("a waiting sequence exists");
-            let plan = admission::plan(sequence, &self.directory, chunk_tokens);
+        while self.running.len() < self.config.max_running {
+            let Some(id) = self.queue.next(now) else { return };
+            let plan = self.admission_plan(id);
             let usable = self.available().saturating_sub(plan.num_own_clean);
             let reserve = if self.running.is_empty() { 0 } else { self.reserved_blocks() };
             if plan.num_blocks + reserve > usable {
                 self.wanted = self.wanted.max(plan.num_blocks + reserve + plan.num_own_clean);
                 return;
             }
-            self.waiting.pop_front();
+            self.leave_queue(id);
             self.admit(id, plan, now);
         }
+    }
+
+    fn admission_plan(&mut self, id: SequenceId) -> AdmissionPlan {
+        let sequence = self.sequences.get_mut(&id).expect("a waiting sequence exists");
+        let mut plan = admission::plan(sequence, &self.directory, self.config.chunk_tokens);
+        let lanes: Vec<Lane> = self
+            .tiers
+            .iter()
+            .zip(&self.config.costs.tiers)
+            .map(|(tier, costs)| Lane { load: costs.load, busy: tier.loads_in_flight })
+            .collect();
+        // Somebody else could use the device: what is computed for one is time taken from another.
+        let is_contended = self.queue.len() > 1 || !self.running.is_empty();
+        admission::choose(&mut plan, &self.config.costs.chunk, &lanes, self.config.chunk_tokens, is_contended);
+        plan
     }
 
     fn reserved_blocks(&self) -> usize {
@@ -64,13 +75,14 @@ impl Scheduler {
 
     fn admit(&mut self, id: SequenceId, plan: AdmissionPlan, now: Duration) {
         let chunk_tokens = self.config.chunk_tokens;
+        let class = self.sequence(id).class;
         // Shared chunks and tails first: once they are in use, taking blocks cannot evict them.
         let mut tail_blocks = VecDeque::new();
         for source in &plan.sources {
             match *source {
-                Source::Device(key) => self.acquire(&key, now),
+                Source::Device(key) => self.acquire(&key, class, now),
                 Source::Tail(key, _) => tail_blocks.push_back(self.take_evictable(&key)),
-                Source::Load(..) | Source::Hole => {}
+                Source::Load(..) | Source::Compute(..) | Source::Hole => {}
             }
         }
         let mut usage = SequenceUsage { loaded: vec![0; self.tiers.len()], ..SequenceUsage::default() };
@@ -88,7 +100,7 @@ impl Scheduler {
                         None => usage.device += range.len(),
                         Some(tier) => {
                             usage.loaded[tier.0] += range.len();
-                            self.wait_for_load(id, key);
+                            self.wait_for_load(id, index, key);
                         }
                     }
                     Page { block, owner: Owner::Shared(key) }
@@ -96,6 +108,7 @@ impl Scheduler {
                 Source::Load(key, tier) => {
                     usage.loaded[tier.0] += range.len();
                     let block = self.start_load(id, key, tier, now);
+                    self.counters.chunks_load_chosen[tier.0] += 1;
                     Page { block, owner: Owner::Shared(key) }
                 }
                 Source::Tail(_, rows) => {
@@ -108,7 +121,10 @@ impl Scheduler {
                     let block = tail_blocks.pop_front().expect("taken above, in this order");
                     Page { block, owner: Owner::Private { rows } }
                 }
-                Source::Hole => {
+                Source::Hole | Source::Compute(..) => {
+                    if let Source::Compute(tier) = *source {
+                        self.counters.chunks_compute_chosen[tier.0] += 1;
+                    }
                     count_computed(&mut usage, range.clone(), num_past);
                     self.sequence_mut(id).holes.push(range);
                     let block = self.take_block().expect("admission counted the blocks");
@@ -186,29 +202,42 @@ impl Scheduler {
         self.counters.num_suspensions += 1;
         self.release_pages(id, now);
         self.running.retain(|r| *r != id);
-        self.waiting.push_front(id);
         let sequence = self.sequence_mut(id);
         sequence.admitted_before |= sequence.num_sampled > 0;
+        sequence.is_lost = false;
+        self.enqueue(id, true);
+    }
+
+    /// A sequence that a failed load left without a block goes back to the queue; a step in flight may still use its other blocks.
+    pub(super) fn suspend_if_lost(&mut self, id: SequenceId, now: Duration) {
+        let sequence = self.sequence(id);
+        if sequence.is_lost && sequence.num_steps == 0 && sequence.finished.is_none() {
+            self.suspend(id, now);
+        }
     }
 
     fn add_prompt_rows(&mut self, step: &mut Builder) {
         for id in self.running.clone() {
-            if !self.sequence(id).can_prefill() {
+            let chunk_tokens = self.config.chunk_tokens;
+            let sequence = self.sequence_mut(id);
+            if sequence.finished.is_some() || sequence.is_lost || sequence.holes.is_empty() {
                 continue;
             }
+            let computable = sequence.computable(chunk_tokens);
             let mut table = None;
             while step.budget > 0 {
-                let Some(range) = self.sequence_mut(id).holes.take(step.budget) else { break };
+                let Some(range) = self.sequence_mut(id).holes.take(step.budget, computable) else { break };
+                self.charge(id, range.clone());
                 let sequence = self.sequence(id);
                 let table = *table.get_or_insert_with(|| step.add_table(&sequence.pages));
                 let input = |position: usize| RowInput::Token(sequence.tokens[position]);
                 step.add_rows(id, range, input, &sequence.pages, table, self.config.chunk_tokens);
             }
-            let sequence = self.sequence_mut(id);
-            if table.is_none() {
+            if step.budget == 0 && table.is_none() {
                 return;
             }
-            if sequence.holes.is_empty() {
+            let sequence = self.sequence_mut(id);
+            if table.is_some() && sequence.holes.is_empty() {
                 let len = sequence.tokens.len();
                 sequence.num_pending += 1;
                 let start = (sequence.num_sampled == 0).then(|| SamplerStart {
@@ -220,6 +249,16 @@ impl Scheduler {
                 step.plan.starts.extend(start);
             }
         }
+    }
+}
+
+impl Scheduler {
+    /// Counts device time for a tenant, so that others of the queue may go before it.
+    fn charge(&mut self, id: SequenceId, rows: Range<usize>) {
+        let tenant = self.sequence(id).tenant();
+        let chunks = rows.len() as f64 / self.config.chunk_tokens as f64;
+        let seconds = chunks * self.config.costs.chunk.at(rows.end as u32);
+        self.queue.charge(tenant, seconds);
     }
 }
 

@@ -17,6 +17,8 @@ pub struct SequenceRequest {
     pub id: SequenceId,
     /// The tenant's chain root: chunk keys, and so K/V, are shared below one root only.
     pub root: ChunkKey,
+    /// Its tenant's share of the device beside other tenants'; positive.
+    pub weight: f64,
     /// The whole token log the reply is conditioned on; at least one token.
     pub tokens: Vec<u32>,
     /// How many leading tokens earlier turns computed: computing them again counts as recompute.

@@ -8,12 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keepsake_kernels::BlockId;
+use keepsake_tiers::eviction::{policy, EvictionPolicy, ReturnTimes, View};
 use keepsake_tiers::{BlockPool, ChunkKey};
 
 use super::command::{Command, MoveId};
+use super::costs::Costs;
 use super::directory::Directory;
 use super::index::{Index, Recency};
+use super::pauses::Pauses;
 use super::plan::StepId;
+use super::queue::{Arrival, Queue, QueueOrder};
 use super::request::{FinishCause, Rejected, SequenceEvent, SequenceId, SequenceRequest};
 use super::sequence::Sequence;
 use super::snapshot::CoreCounters;
@@ -37,7 +41,17 @@ pub struct CoreConfig {
     pub load_timeout: Duration,
     /// Moves in flight towards or from one tier.
     pub moves_in_flight: usize,
-    pub device_policy: String,
+    pub queue: QueueOrder,
+    pub device_policy: PolicyChoice,
+    pub costs: Costs,
+}
+
+/// An eviction policy by name, and its cut-off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyChoice {
+    pub name: String,
+    /// Chunks idle for longer go first.
+    pub idle_cutoff: Option<Duration>,
 }
 
 /// A tier below the device.
@@ -47,7 +61,7 @@ pub struct TierSpec {
     /// Chunks that fit.
     pub capacity: usize,
     pub durable: bool,
-    pub policy: String,
+    pub policy: PolicyChoice,
 }
 
 pub(super) struct TierState {
@@ -57,6 +71,8 @@ pub(super) struct TierState {
     pub(super) leaving: usize,
     pub(super) accepts: bool,
     pub(super) moves_in_flight: usize,
+    /// Loads to the device under way: a new one queues behind them.
+    pub(super) loads_in_flight: usize,
     /// Idle copies of chunks that are not on the device.
     pub(super) only: Index,
     /// Idle copies of chunks that are also on the device; stays empty for a durable tier, whose copies outlive the device.
@@ -80,11 +96,13 @@ pub struct Scheduler {
     /// Unused device chunks without a copy below.
     pub(super) dirty: Index,
     pub(super) sequences: HashMap<SequenceId, Sequence>,
-    pub(super) waiting: VecDeque<SequenceId>,
+    pub(super) queue: Queue,
     /// In order of arrival.
     pub(super) running: Vec<SequenceId>,
     pub(super) in_flight: VecDeque<InFlight>,
     pub(super) moves: HashMap<MoveId, Command>,
+    pub(super) returns: ReturnTimes,
+    pub(super) pauses: Pauses,
     /// Who waits for a chunk's load.
     pub(super) waiters: HashMap<ChunkKey, Vec<SequenceId>>,
     /// Blocks of abandoned loads, until the copy into them has ended.
@@ -105,32 +123,49 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
+    /// Policies are named in the configuration, which was checked when it was read.
     pub fn new(config: CoreConfig, pool: Arc<BlockPool>, tiers: Vec<TierSpec>) -> Self {
-        let counters = CoreCounters { tokens_loaded: vec![0; tiers.len()], ..CoreCounters::default() };
+        let by_name = |choice: &PolicyChoice| {
+            policy(&choice.name, choice.idle_cutoff).expect("the configuration names a known policy")
+        };
+        Self::with_policies(config, pool, tiers, by_name)
+    }
+
+    /// With policies of the caller's own: `make` is called once for each index of a tier's chunks.
+    pub fn with_policies(
+        config: CoreConfig,
+        pool: Arc<BlockPool>,
+        tiers: Vec<TierSpec>,
+        make: impl Fn(&PolicyChoice) -> Box<dyn EvictionPolicy>,
+    ) -> Self {
+        let counters = CoreCounters::of_tiers(tiers.len());
         let tiers = tiers
             .into_iter()
             .map(|spec| TierState {
-                only: Index::new(&spec.policy, config.chunk_tokens),
+                only: Index::new(make(&spec.policy)),
                 mirrors: Recency::default(),
                 spec,
                 used: 0,
                 leaving: 0,
                 accepts: true,
                 moves_in_flight: 0,
+                loads_in_flight: 0,
             })
             .collect();
         Self {
-            clean: Index::new(&config.device_policy, config.chunk_tokens),
-            dirty: Index::new(&config.device_policy, config.chunk_tokens),
+            clean: Index::new(make(&config.device_policy)),
+            dirty: Index::new(make(&config.device_policy)),
+            queue: Queue::new(config.queue),
             config,
             pool,
             directory: Directory::default(),
             tiers,
             sequences: HashMap::new(),
-            waiting: VecDeque::new(),
             running: Vec::new(),
             in_flight: VecDeque::new(),
             moves: HashMap::new(),
+            returns: ReturnTimes::default(),
+            pauses: Pauses::default(),
             waiters: HashMap::new(),
             orphans: HashMap::new(),
             wanted: 0,
@@ -143,6 +178,10 @@ impl Scheduler {
             next_step: 0,
             counters,
         }
+    }
+
+    pub(super) fn view(&self) -> View<'_> {
+        View { now: self.now, costs: &self.config.costs.chunk, returns: &self.returns }
     }
 
     /// The longest log that can run: the model's context, or all blocks of the device.
@@ -158,16 +197,49 @@ impl Scheduler {
         if request.tokens.len() >= limit {
             return Err(Rejected::TooLong { limit });
         }
-        if self.waiting.len() >= self.config.max_waiting {
+        if self.queue.len() >= self.config.max_waiting {
             self.counters.num_rejected += 1;
             return Err(Rejected::QueueFull);
         }
         request.max_new_tokens = request.max_new_tokens.min(limit - request.tokens.len());
         let id = request.id;
-        self.waiting.push_back(id);
-        let earlier = self.sequences.insert(id, Sequence::new(request, now));
+        let mut sequence = Sequence::new(request, now);
+        sequence.class = self.pauses.end(&mut sequence, self.config.chunk_tokens, &mut self.returns, now);
+        let earlier = self.sequences.insert(id, sequence);
         debug_assert!(earlier.is_none(), "a sequence id is used once");
+        self.enqueue(id, false);
         Ok(())
+    }
+
+    /// Puts a sequence into the queue; the chunks it will use are evicted after everybody else's.
+    pub(super) fn enqueue(&mut self, id: SequenceId, resumes: bool) {
+        let chunk_tokens = self.config.chunk_tokens;
+        let sequence = self.sequences.get_mut(&id).expect("a sequence is known before it waits");
+        let num_shareable = (sequence.tokens.len() - 1) / chunk_tokens;
+        let seconds = |index: usize| self.config.costs.chunk.at(((index + 1) * chunk_tokens) as u32);
+        let chunks: Vec<(ChunkKey, f64)> =
+            (0..num_shareable).map(|index| (sequence.key(index, chunk_tokens), seconds(index))).collect();
+        let keys: Vec<ChunkKey> = chunks.iter().map(|(key, _)| *key).collect();
+        let arrival = Arrival {
+            id,
+            arrived: sequence.arrived,
+            tenant: sequence.tenant(),
+            weight: sequence.request.weight,
+            resumes,
+            chunks,
+            rest: seconds(num_shareable),
+        };
+        let directory = &self.directory;
+        self.queue.push(arrival, |key| directory.get(key).is_some_and(|entry| entry.is_held()));
+        for key in keys {
+            self.reindex(&key);
+        }
+    }
+
+    pub(super) fn leave_queue(&mut self, id: SequenceId) {
+        for key in self.queue.remove(id).unwrap_or_default() {
+            self.reindex(&key);
+        }
     }
 
     /// Ends a sequence early; its log is cut to `keep` tokens. Unknown and ended sequences are ignored: the stop came too late.

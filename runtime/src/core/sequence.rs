@@ -1,9 +1,11 @@
 //! One running or waiting sequence: its log, its page table, and what is still to be computed.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use keepsake_kernels::BlockId;
+use keepsake_tiers::eviction::Class;
 use keepsake_tiers::ChunkKey;
 
 use super::holes::Holes;
@@ -40,11 +42,17 @@ pub(super) struct Sequence {
     keys: Vec<ChunkKey>,
     pub(super) pages: Vec<Page>,
     pub(super) holes: Holes,
-    pub(super) num_loading: usize,
+    /// Pages whose chunk is being loaded.
+    pub(super) loading: BTreeSet<usize>,
     pub(super) load_deadline: Duration,
+    /// A page has no block: it goes back to the queue once no step of it is in flight.
+    pub(super) is_lost: bool,
     /// A load came late for it: it computes what is not on the device, so that a slow tier cannot hold it up for ever.
     pub(super) computes_all: bool,
     pub(super) arrived: Duration,
+    pub(super) class: Class,
+    /// Of its conversation, from 1.
+    pub(super) turn: u32,
     pub(super) admitted_before: bool,
     /// Set when it ended; it retires once no step of it is in flight.
     pub(super) finished: Option<FinishCause>,
@@ -66,10 +74,13 @@ impl Sequence {
             keys: Vec::new(),
             pages: Vec::new(),
             holes: Holes::default(),
-            num_loading: 0,
+            loading: BTreeSet::new(),
             load_deadline: Duration::ZERO,
+            is_lost: false,
             computes_all: false,
             arrived: now,
+            class: Class::default(),
+            turn: 1,
             admitted_before: false,
             finished: None,
             keep: usize::MAX,
@@ -86,14 +97,22 @@ impl Sequence {
     /// May a decode row be planned? Lengths are known before tokens are.
     pub(super) fn can_decode(&self) -> bool {
         self.finished.is_none()
-            && self.num_loading == 0
+            && !self.is_lost
+            && self.loading.is_empty()
             && self.holes.is_empty()
             && self.num_sampled + self.num_pending > 0
             && self.num_sampled + self.num_pending < self.request.max_new_tokens
     }
 
-    pub(super) fn can_prefill(&self) -> bool {
-        self.finished.is_none() && self.num_loading == 0 && !self.holes.is_empty()
+    /// Up to where holes may be computed now: rows attend to everything before them, so not past a chunk that is still being loaded.
+    pub(super) fn computable(&self, chunk_tokens: usize) -> usize {
+        self.loading.first().map_or(usize::MAX, |page| page * chunk_tokens)
+    }
+
+    /// A number that all sequences of the tenant share.
+    pub(super) fn tenant(&self) -> u64 {
+        let bytes = self.request.root.0;
+        u64::from_le_bytes(bytes[..8].try_into().expect("a key has sixteen bytes"))
     }
 
     /// The key of full chunk `index`; its tokens are known.

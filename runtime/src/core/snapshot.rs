@@ -21,6 +21,9 @@ pub struct CoreCounters {
     /// Tokens of earlier turns (or of a suspended sequence) computed again.
     pub tokens_recomputed: u64,
     pub tokens_new: u64,
+    /// Chunks that admission loads, by tier, and those it computes although a tier holds them.
+    pub chunks_load_chosen: Vec<u64>,
+    pub chunks_compute_chosen: Vec<u64>,
     pub tokens_sampled: u64,
     pub num_steps: u64,
     /// Rows whose result was thrown away because their sequence had ended.
@@ -30,6 +33,18 @@ pub struct CoreCounters {
     pub load_failures: u64,
     pub num_rejected: u64,
     pub proposals_refused: u64,
+}
+
+impl CoreCounters {
+    pub(super) fn of_tiers(num_tiers: usize) -> Self {
+        let zeros = vec![0; num_tiers];
+        Self {
+            tokens_loaded: zeros.clone(),
+            chunks_load_chosen: zeros.clone(),
+            chunks_compute_chosen: zeros,
+            ..Self::default()
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -112,7 +127,7 @@ impl Scheduler {
             accepts: tier.accepts,
         });
         CoreGauges {
-            num_waiting: self.waiting.len(),
+            num_waiting: self.queue.len(),
             num_running: self.running.len(),
             total_blocks: self.pool.num_total(),
             free_blocks: self.pool.num_free(),

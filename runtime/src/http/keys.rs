@@ -56,6 +56,7 @@ mod tests {
 
     fn keys() -> Keys {
         let tenant = |name: &str, keys: &[&str]| TenantConfig {
+            weight: 1.0,
             name: name.to_owned(),
             keys: keys.iter().map(|key| Secret::new(*key)).collect(),
         };

@@ -48,12 +48,18 @@ pub(super) fn config() -> CoreConfig {
         steps_in_flight: 1,
         load_timeout: Duration::from_secs(5),
         moves_in_flight: 8,
-        device_policy: "lru".to_owned(),
+        queue: QueueOrder::CacheAware { age_bound: Duration::from_secs(30) },
+        device_policy: lru(),
+        costs: Costs::unmeasured(2),
     }
 }
 
+pub(super) fn lru() -> PolicyChoice {
+    PolicyChoice { name: "lru".to_owned(), idle_cutoff: None }
+}
+
 pub(super) fn tier(name: &str, capacity: usize, durable: bool) -> TierSpec {
-    TierSpec { name: name.to_owned(), capacity, durable, policy: "lru".to_owned() }
+    TierSpec { name: name.to_owned(), capacity, durable, policy: lru() }
 }
 
 /// How moves behave.
@@ -119,6 +125,7 @@ impl Harness {
         let request = SequenceRequest {
             id,
             root: ROOT,
+            weight: 1.0,
             tokens: tokens.to_vec(),
             num_past,
             durable,
