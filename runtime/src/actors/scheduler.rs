@@ -75,7 +75,7 @@ impl SchedulerActor {
         for command in self.core.drain_commands() {
             let tier = match command.kind {
                 CommandKind::Load { from, .. } | CommandKind::Remove { from } => from,
-                CommandKind::SwapOut { to, .. } | CommandKind::Spill { to, .. } => to,
+                CommandKind::SwapOut { to, .. } | CommandKind::Spill { to, .. } | CommandKind::Prefetch { to, .. } => to,
             };
             wiring.tiers[tier.0].do_send(CarryOut(command));
         }
@@ -104,6 +104,13 @@ impl SchedulerActor {
         metrics.num_preemptions.inc_by(self.published.num_suspensions - counted.num_suspensions);
         metrics.kv_load_failures.inc_by(self.published.load_failures - counted.load_failures);
         metrics.chunks_dropped.inc_by(self.published.chunks_dropped - counted.chunks_dropped);
+        metrics.chunks_prefetched.inc_by(self.published.chunks_prefetched - counted.chunks_prefetched);
+        for (index, tier) in gauges.tiers.iter().enumerate() {
+            let since = |now: &[u64], before: &[u64]| now[index] - before.get(index).copied().unwrap_or(0);
+            let loaded = since(&self.published.chunks_load_chosen, &counted.chunks_load_chosen);
+            let computed = since(&self.published.chunks_compute_chosen, &counted.chunks_compute_chosen);
+            metrics.load_decisions(&tier.name, loaded, computed);
+        }
         metrics.pins.set(self.core.num_pins() as i64);
     }
 

@@ -160,7 +160,7 @@ impl Worker {
             CommandKind::SwapOut { block, .. } => {
                 self.reserve(command, &meta).map(|to| (device.lend(block, key, meta), to))
             }
-            CommandKind::Spill { from, .. } => {
+            CommandKind::Spill { from, .. } | CommandKind::Prefetch { from, .. } => {
                 self.reserve(command, &meta).and_then(|to| self.pin(from, command).map(|from| (from, to)))
             }
         };

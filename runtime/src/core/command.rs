@@ -29,6 +29,8 @@ pub enum CommandKind {
     SwapOut { block: BlockId, to: TierIndex },
     /// A copy from one tier to a lower one.
     Spill { from: TierIndex, to: TierIndex },
+    /// A copy from one tier to a higher one, ahead of use.
+    Prefetch { from: TierIndex, to: TierIndex },
     /// Forget a tier's copy.
     Remove { from: TierIndex },
 }

@@ -229,14 +229,15 @@ impl ChunkEntry {
         self.end_write(to, written);
     }
 
-    pub(super) fn begin_spill(&mut self, from: TierIndex, to: TierIndex) {
+    /// A copy between two tiers, down or up.
+    pub(super) fn begin_copy(&mut self, from: TierIndex, to: TierIndex) {
         debug_assert!(self.tiers[from.0] == InTier::Present && self.tiers[to.0] == InTier::Absent);
         self.tier_reads[from.0] += 1;
         self.tiers[to.0] = InTier::Writing;
         self.generation += 1;
     }
 
-    pub(super) fn end_spill(&mut self, from: TierIndex, to: TierIndex, written: bool) {
+    pub(super) fn end_copy(&mut self, from: TierIndex, to: TierIndex, written: bool) {
         debug_assert!(self.tier_reads[from.0] > 0);
         self.tier_reads[from.0] -= 1;
         self.end_write(to, written);

@@ -140,7 +140,9 @@ impl<'a> Room<'a> {
             self.num_refused += 1;
             return true;
         }
-        if self.tier.mirrors.get(self.num_mirrors).is_some_and(|m| m.values[self.index] > value) {
+        // A durable copy is what lets its device block go: another one in its place would free one block and bind one.
+        let gives_mirrors = !self.tier.durable;
+        if gives_mirrors && self.tier.mirrors.get(self.num_mirrors).is_some_and(|m| m.values[self.index] > value) {
             self.num_mirrors += 1;
         } else if self.tier.victims.get(self.num_victims).is_some_and(|v| v.values[self.index] < value) {
             self.num_victims += 1;
@@ -189,12 +191,14 @@ fn make_room(index: usize, tiers: &mut [Room], proposals: &mut Vec<Proposal>) {
     let room = &mut above[index];
     let from = TierIndex(index);
     let remove = |c: &Candidate| Proposal::Remove { key: c.key, generation: c.generation, from };
-    proposals.extend(room.tier.mirrors[..room.num_mirrors].iter().map(remove));
 
     let has_lower = below.iter().any(|r| r.tier.accepts && r.limit > 0);
     let headroom = if has_lower { ((room.limit as f64 * HEADROOM) as usize).max(1) } else { 0 };
     let staying = room.used.saturating_sub(room.tier.leaving + room.num_mirrors);
     let over = staying.saturating_sub(room.limit.saturating_sub(headroom));
+    // Over its limit with nothing else to give (its files grew, say): mirrors too.
+    let num_more = staying.saturating_sub(room.limit + room.tier.victims.len());
+    proposals.extend(room.tier.mirrors.iter().take(room.num_mirrors + num_more).map(remove));
     for (rank, victim) in room.tier.victims.iter().take(over.max(room.num_victims)).enumerate() {
         if victim.backed {
             proposals.push(remove(victim));
@@ -208,9 +212,12 @@ fn make_room(index: usize, tiers: &mut [Room], proposals: &mut Vec<Proposal>) {
             proposals.push(Proposal::Spill { key: victim.key, generation: victim.generation, from, to });
             continue;
         }
-        let waits = below.iter_mut().any(|r| r.takes(victim) && (r.has_room() || r.outbids(victim)));
+        // Somebody of higher value wants its place. Room that is only kept ahead of need displaces nobody further down: what it would
+        // remove there may be what lets a device block go.
+        let is_displaced = rank < room.num_victims;
+        let waits = below.iter_mut().any(|r| r.takes(victim) && (r.has_room() || is_displaced && r.outbids(victim)));
         // Nothing below takes it: it goes only for a chunk of higher value, or because the tier is over its limit.
-        let must_go = rank < room.num_victims || staying > room.limit;
+        let must_go = is_displaced || staying > room.limit;
         if !waits && must_go {
             proposals.push(remove(victim));
         }

@@ -26,6 +26,7 @@ mod moving;
 mod plan;
 mod pauses;
 mod planning;
+mod prefetch;
 mod queue;
 mod request;
 mod scheduler;

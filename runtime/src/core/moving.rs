@@ -96,8 +96,8 @@ impl Scheduler {
                 self.entry_mut(&key).end_swap_out(to, done.result.is_ok());
                 self.write_done(to, done.result);
             }
-            CommandKind::Spill { from, to } => {
-                self.entry_mut(&key).end_spill(from, to, done.result.is_ok());
+            CommandKind::Spill { from, to } | CommandKind::Prefetch { from, to } => {
+                self.entry_mut(&key).end_copy(from, to, done.result.is_ok());
                 self.write_done(to, done.result);
                 if done.result == Err(MoveFault::Lost) {
                     self.lose(&key, from);
@@ -356,7 +356,7 @@ impl Scheduler {
                 if !entry.is_tier_idle(from) || entry.in_tier(to) != InTier::Absent {
                     return false;
                 }
-                entry.begin_spill(from, to);
+                entry.begin_copy(from, to);
                 self.tiers[to.0].used += 1;
                 self.issue(key, position, CommandKind::Spill { from, to });
             }
@@ -466,9 +466,8 @@ impl Scheduler {
         let on_device = entry.device() != OnDevice::Absent;
         for (index, tier) in self.tiers.iter_mut().enumerate() {
             let idle = entry.is_tier_idle(TierIndex(index));
-            let mirrored = on_device && !tier.spec.durable;
-            tier.only.set(key, entry, chunk, idle && !mirrored, next_use);
-            tier.mirrors.set(key, entry, idle && mirrored);
+            tier.only.set(key, entry, chunk, idle && !on_device, next_use);
+            tier.mirrors.set(key, entry, idle && on_device);
         }
         if next_use.is_some() {
             self.queue.set_held(key, entry.position, entry.is_held());
@@ -476,7 +475,7 @@ impl Scheduler {
         self.directory.forget_if_gone(key);
     }
 
-    fn entry_mut(&mut self, key: &ChunkKey) -> &mut ChunkEntry {
+    pub(super) fn entry_mut(&mut self, key: &ChunkKey) -> &mut ChunkEntry {
         self.directory.get_mut(key).expect("a chunk that moves has an entry")
     }
 }
@@ -487,6 +486,6 @@ fn tiers_of(kind: CommandKind) -> Vec<TierIndex> {
         CommandKind::Load { .. } => vec![],
         CommandKind::Remove { from } => vec![from],
         CommandKind::SwapOut { to, .. } => vec![to],
-        CommandKind::Spill { from, to } => vec![from, to],
+        CommandKind::Spill { from, to } | CommandKind::Prefetch { from, to } => vec![from, to],
     }
 }

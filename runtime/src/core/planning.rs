@@ -23,6 +23,7 @@ impl Scheduler {
         self.wanted = 0;
         self.give_up_late_loads(now);
         self.admit_waiting(now);
+        self.prefetch();
         let mut step = Builder::new(StepId(self.next_step), self.config.step_tokens);
         self.add_decode_rows(&mut step, now);
         self.add_prompt_rows(&mut step);

@@ -19,6 +19,12 @@ pub(super) struct NextUse {
     pub(super) id: SequenceId,
 }
 
+/// A chunk that a queued sequence will use.
+pub(super) struct Wish {
+    pub(super) key: ChunkKey,
+    pub(super) position: u32,
+}
+
 /// How the queue is ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueOrder {
@@ -41,6 +47,8 @@ struct Waiting {
     chunks: Vec<(ChunkKey, f64)>,
     /// Seconds of device time that it needs as things are.
     cost: f64,
+    /// Chunks before this one were looked at for a prefetch.
+    next_wish: usize,
 }
 
 /// A chunk that queued sequences want.
@@ -111,7 +119,7 @@ impl Queue {
             share.served = least;
         }
         share.num_waiting += 1;
-        self.waiting.insert(id, Waiting { arrived, tenant, resumes, chunks, cost });
+        self.waiting.insert(id, Waiting { arrived, tenant, resumes, chunks, cost, next_wish: 0 });
         match resumes {
             true => self.ids.push_front(id),
             false => self.ids.push_back(id),
@@ -161,6 +169,19 @@ impl Queue {
         let candidates = self.ids.iter().map(|id| (self.waiting[id].cost, *id)).filter(|(_, id)| may_go(&self.waiting[id]));
         // The first of equals: they stand in order of arrival.
         candidates.reduce(|best, other| if other.0 < best.0 { other } else { best }).map(|(_, id)| id)
+    }
+
+    /// The next chunk that could be brought nearer, each once.
+    pub(super) fn next_wish(&mut self) -> Option<Wish> {
+        for id in &self.ids {
+            let waiting = self.waiting.get_mut(id).expect("queued ids wait");
+            if let Some((key, _)) = waiting.chunks.get(waiting.next_wish) {
+                let position = waiting.next_wish as u32;
+                waiting.next_wish += 1;
+                return Some(Wish { key: *key, position });
+            }
+        }
+        None
     }
 
     /// When the chunk will be used; `None`: nobody in the queue wants it.

@@ -11,7 +11,7 @@ use keepsake_kernels::BlockId;
 use keepsake_tiers::eviction::{policy, EvictionPolicy, ReturnTimes, View};
 use keepsake_tiers::{BlockPool, ChunkKey};
 
-use super::command::{Command, MoveId};
+use super::command::{Command, CommandKind, MoveId};
 use super::costs::Costs;
 use super::directory::Directory;
 use super::index::{Index, Recency};
@@ -75,7 +75,7 @@ pub(super) struct TierState {
     pub(super) loads_in_flight: usize,
     /// Idle copies of chunks that are not on the device.
     pub(super) only: Index,
-    /// Idle copies of chunks that are also on the device; stays empty for a durable tier, whose copies outlive the device.
+    /// Idle copies of chunks that are also on the device.
     pub(super) mirrors: Recency,
 }
 
@@ -258,10 +258,15 @@ impl Scheduler {
         std::mem::take(&mut self.events)
     }
 
-    /// What tiers have to do, loads first: a swap-in before a swap-out, since both directions at once slow each other down.
+    /// What tiers have to do, loads first: a swap-in before a swap-out, since both directions at once slow each other down, and disk
+    /// reads before disk writes.
     pub fn drain_commands(&mut self) -> Vec<Command> {
         let mut commands = std::mem::take(&mut self.commands);
-        commands.sort_by_key(|c| !matches!(c.kind, super::CommandKind::Load { .. }));
+        commands.sort_by_key(|c| match c.kind {
+            CommandKind::Load { .. } => 0,
+            CommandKind::Prefetch { .. } => 1,
+            CommandKind::SwapOut { .. } | CommandKind::Spill { .. } | CommandKind::Remove { .. } => 2,
+        });
         commands
     }
 

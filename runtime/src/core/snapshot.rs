@@ -30,6 +30,7 @@ pub struct CoreCounters {
     pub rows_wasted: u64,
     pub num_suspensions: u64,
     pub chunks_dropped: u64,
+    pub chunks_prefetched: u64,
     pub load_failures: u64,
     pub num_rejected: u64,
     pub proposals_refused: u64,

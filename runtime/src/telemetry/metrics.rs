@@ -34,6 +34,8 @@ pub struct Metrics {
     pub kv_load_failures: IntCounter,
     /// Chunks whose K/V was given up; their tokens are kept.
     pub chunks_dropped: IntCounter,
+    pub chunks_prefetched: IntCounter,
+    load_decisions: IntCounterVec,
     /// Conversations that needed a new root: changed instructions, or a template that is not prefix-stable.
     pub rebased_conversations: IntCounter,
     /// Turns made durable.
@@ -91,6 +93,17 @@ impl Metrics {
             aborted_requests: counter(r, "keepsake_aborted_requests_total", "Turns whose client went away."),
             kv_load_failures: counter(r, "keepsake_kv_load_failures_total", "Chunk loads that became holes."),
             chunks_dropped: counter(r, "keepsake_chunks_dropped_total", "Chunks whose K/V was given up."),
+            chunks_prefetched: counter(
+                r,
+                "keepsake_chunks_prefetched_total",
+                "Chunks copied from disk to host memory while their request was queued.",
+            ),
+            load_decisions: counters(
+                r,
+                "keepsake_load_decisions_total",
+                "Chunks that a tier held and admission decided to load, or to compute all the same.",
+                &["tier", "decision"],
+            ),
             rebased_conversations: counter(
                 r,
                 "keepsake_rebased_conversations_total",
@@ -190,6 +203,12 @@ impl Metrics {
             self.blocks.with_label_values(&[state]).set(saturate(count as u64));
         }
         self.kv_cache_usage_perc.set(counts.used as f64 / counts.total.max(1) as f64);
+    }
+
+    /// Chunks that admission chose to load from a tier, and to compute although the tier holds them.
+    pub fn load_decisions(&self, tier: &str, loaded: u64, computed: u64) {
+        self.load_decisions.with_label_values(&[tier, "load"]).inc_by(loaded);
+        self.load_decisions.with_label_values(&[tier, "compute"]).inc_by(computed);
     }
 
     /// One chunk's copy ended. `result` is "ok" or the fault's short name; bytes count only for "ok".

@@ -83,19 +83,6 @@ impl ChunkLists {
         Some(node)
     }
 
-    /// The first node of every list that has any.
-    pub(super) fn firsts(&self) -> impl Iterator<Item = usize> + '_ {
-        self.lists.values().map(|ends| ends.first)
-    }
-
-    pub(super) fn node(&self, index: usize) -> &Node {
-        &self.nodes[index]
-    }
-
-    pub(super) fn after(&self, index: usize) -> Option<usize> {
-        self.nodes[index].later
-    }
-
     pub(super) fn get(&self, key: &ChunkKey) -> Option<&Node> {
         self.by_key.get(key).map(|index| &self.nodes[*index])
     }

@@ -120,20 +120,40 @@ impl Harness {
         max_new_tokens: usize,
         durable: bool,
     ) -> Result<SequenceId, Rejected> {
-        let id = SequenceId(self.next_id);
+        let request = SequenceRequest { num_past, durable, ..self.request(tokens, max_new_tokens) };
+        self.submit_request(request)
+    }
+
+    /// As another tenant, with a weight of its own.
+    pub(super) fn submit_as(
+        &mut self,
+        tenant: u8,
+        weight: f64,
+        tokens: &[u32],
+        max_new_tokens: usize,
+    ) -> Result<SequenceId, Rejected> {
+        let request = SequenceRequest { root: ChunkKey([tenant; 16]), weight, ..self.request(tokens, max_new_tokens) };
+        self.submit_request(request)
+    }
+
+    fn request(&mut self, tokens: &[u32], max_new_tokens: usize) -> SequenceRequest {
         self.next_id += 1;
-        let request = SequenceRequest {
-            id,
+        SequenceRequest {
+            id: SequenceId(self.next_id - 1),
             root: ROOT,
             weight: 1.0,
             tokens: tokens.to_vec(),
-            num_past,
-            durable,
+            num_past: 0,
+            durable: true,
             max_new_tokens,
             end_tokens: Arc::new(HashSet::new()),
             min_new_tokens: 0,
             sampling: SamplingParams::default(),
-        };
+        }
+    }
+
+    fn submit_request(&mut self, request: SequenceRequest) -> Result<SequenceId, Rejected> {
+        let id = request.id;
         self.core.submit(request, self.now)?;
         self.replies.insert(id, Vec::new());
         Ok(id)
@@ -282,7 +302,7 @@ impl Harness {
                 let chunk = self.slots[slots_of(block)].to_vec();
                 self.write(to, key, chunk)
             }
-            CommandKind::Spill { from, to } => {
+            CommandKind::Spill { from, to } | CommandKind::Prefetch { from, to } => {
                 let chunk = self.tiers[from.0].get(&key).expect("the directory said it is there").clone();
                 self.write(to, key, chunk)
             }

@@ -7,3 +7,4 @@
 mod harness;
 mod properties;
 mod scenarios;
+mod scheduling;
