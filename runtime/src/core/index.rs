@@ -1,7 +1,7 @@
 //! Which chunks of one kind there are, in the order to give them up.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use keepsake_tiers::eviction::{ChunkUse, EvictionPolicy, Victim, View};
@@ -10,6 +10,8 @@ use keepsake_tiers::ChunkKey;
 use super::directory::ChunkEntry;
 use super::queue::NextUse;
 
+/// Victims fetched at a time for blocks that are handed out one by one.
+const READY: usize = 32;
 /// Above every policy's values: a queued conversation is certain to return.
 const QUEUED_VALUE: f64 = 1e12;
 
@@ -19,9 +21,12 @@ pub(super) struct Index {
     policy: Box<dyn EvictionPolicy>,
     members: HashMap<ChunkKey, Member>,
     queued: BTreeSet<(Reverse<NextUse>, u32, ChunkKey)>,
+    /// The next victims as they stood at `ready_at`.
+    ready: VecDeque<(ChunkKey, Member)>,
+    ready_at: Duration,
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Member {
     /// With its last activity, as the policy knows it.
     Ranked(Duration),
@@ -30,7 +35,13 @@ enum Member {
 
 impl Index {
     pub(super) fn new(policy: Box<dyn EvictionPolicy>) -> Self {
-        Self { policy, members: HashMap::new(), queued: BTreeSet::new() }
+        Self {
+            policy,
+            members: HashMap::new(),
+            queued: BTreeSet::new(),
+            ready: VecDeque::new(),
+            ready_at: Duration::ZERO,
+        }
     }
 
     /// Makes the chunk a member or not; a member is ranked anew when it was used since.
@@ -87,6 +98,24 @@ impl Index {
                 .map(|(Reverse(next_use), _, key)| Victim { key: *key, value: queued_value(*next_use) }),
         );
         victims
+    }
+
+    /// The least valuable member. What came in since the clock last moved is only weighed after those that were there.
+    pub(super) fn next_victim(&mut self, view: &View) -> Option<ChunkKey> {
+        if self.ready_at != view.now {
+            self.ready.clear();
+            self.ready_at = view.now;
+        }
+        loop {
+            if self.ready.is_empty() {
+                let victims = self.victims(READY, view);
+                self.ready.extend(victims.iter().map(|victim| (victim.key, self.members[&victim.key])));
+            }
+            let (key, member) = self.ready.pop_front()?;
+            if self.members.get(&key) == Some(&member) {
+                return Some(key);
+            }
+        }
     }
 
     /// What a chunk would be worth among these members.

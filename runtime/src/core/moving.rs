@@ -29,8 +29,8 @@ impl Scheduler {
             return Some(block);
         }
         let view = View { now: self.now, costs: &self.config.costs.chunk, returns: &self.returns };
-        let victim = *self.clean.victims(1, &view).first()?;
-        Some(self.take_evictable(&victim.key))
+        let victim = self.clean.next_victim(&view)?;
+        Some(self.take_evictable(&victim))
     }
 
     /// The block of an unused chunk; the chunk leaves the device.
