@@ -345,6 +345,7 @@ fn core_config(config: &Config, max_context: usize) -> CoreConfig {
         steps_in_flight: scheduler.steps_in_flight,
         load_timeout: scheduler.load_timeout,
         moves_in_flight: MOVES_IN_FLIGHT,
+        policies: Default::default(),
         device_policy: config.tiers[0].policy.clone(),
     }
 }

@@ -1,12 +1,37 @@
 //! Which chunks of one kind there are, in the order a policy would give them up.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use keepsake_tiers::eviction::{policy, EvictionPolicy, Touch};
 use keepsake_tiers::ChunkKey;
 
 use super::directory::ChunkEntry;
+
+/// Makes policies by name: those of `keepsake_tiers` by default; the simulator adds one that knows the future.
+#[derive(Clone)]
+pub struct PolicyFactory(pub Arc<dyn Fn(&str) -> Option<Box<dyn EvictionPolicy>> + Send + Sync>);
+
+impl PolicyFactory {
+    /// `name` was checked when the configuration was read.
+    pub(super) fn make(&self, name: &str) -> Box<dyn EvictionPolicy> {
+        (self.0)(name).expect("the configuration names a known policy")
+    }
+}
+
+impl Default for PolicyFactory {
+    fn default() -> Self {
+        Self(Arc::new(policy))
+    }
+}
+
+impl fmt::Debug for PolicyFactory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PolicyFactory")
+    }
+}
 
 /// Chunks that may be evicted, ranked by the tier's policy.
 pub(super) struct Index {
@@ -17,9 +42,7 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// `name` was checked when the configuration was read.
-    pub(super) fn new(name: &str, chunk_tokens: usize) -> Self {
-        let policy = policy(name).expect("the configuration names a known policy");
+    pub(super) fn new(policy: Box<dyn EvictionPolicy>, chunk_tokens: usize) -> Self {
         Self { policy, chunk_tokens: chunk_tokens as u32, members: HashMap::new() }
     }
 

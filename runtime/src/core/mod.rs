@@ -36,6 +36,7 @@ mod tests;
 pub use command::{Command, CommandKind, MoveDone, MoveFault, MoveId, TierIndex};
 pub use costs::{Costs, RouteCost, TierCosts};
 pub use eviction::{decide, Candidate, Pressure, Proposal, TierPressure};
+pub use index::PolicyFactory;
 pub use plan::{RowInput, Sample, SamplerStart, StepId, StepOutput, StepPlan};
 pub use request::{FinishCause, Rejected, SequenceEvent, SequenceId, SequenceRequest, SequenceUsage};
 pub use scheduler::{CoreConfig, Scheduler, TierSpec};

@@ -12,7 +12,7 @@ use keepsake_tiers::{BlockPool, ChunkKey};
 
 use super::command::{Command, MoveId};
 use super::directory::Directory;
-use super::index::{Index, Recency};
+use super::index::{Index, PolicyFactory, Recency};
 use super::plan::StepId;
 use super::request::{FinishCause, Rejected, SequenceEvent, SequenceId, SequenceRequest};
 use super::sequence::Sequence;
@@ -38,6 +38,7 @@ pub struct CoreConfig {
     /// Moves in flight towards or from one tier.
     pub moves_in_flight: usize,
     pub device_policy: String,
+    pub policies: PolicyFactory,
 }
 
 /// A tier below the device.
@@ -110,7 +111,7 @@ impl Scheduler {
         let tiers = tiers
             .into_iter()
             .map(|spec| TierState {
-                only: Index::new(&spec.policy, config.chunk_tokens),
+                only: Index::new(config.policies.make(&spec.policy), config.chunk_tokens),
                 mirrors: Recency::default(),
                 spec,
                 used: 0,
@@ -120,8 +121,8 @@ impl Scheduler {
             })
             .collect();
         Self {
-            clean: Index::new(&config.device_policy, config.chunk_tokens),
-            dirty: Index::new(&config.device_policy, config.chunk_tokens),
+            clean: Index::new(config.policies.make(&config.device_policy), config.chunk_tokens),
+            dirty: Index::new(config.policies.make(&config.device_policy), config.chunk_tokens),
             config,
             pool,
             directory: Directory::default(),
@@ -204,6 +205,11 @@ impl Scheduler {
 
     pub fn counters(&self) -> &CoreCounters {
         &self.counters
+    }
+
+    /// Rows of the step planned last, by sequence, as token positions: what a simulated device charges for.
+    pub fn planned_rows(&self) -> &[(SequenceId, std::ops::Range<usize>)] {
+        self.in_flight.back().map_or(&[], |step| &step.rows)
     }
 
     pub fn steps_in_flight(&self) -> usize {
