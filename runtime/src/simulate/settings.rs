@@ -58,8 +58,7 @@ pub struct Settings {
 impl Default for Settings {
     /// A device and DRAM of an 8B model under LRU.
     fn default() -> Self {
-        let tier =
-            |name, chunks, durable| TierSettings { name, chunks, durable, policy: "lru".to_owned() };
+        let tier = |name, chunks, durable| TierSettings { name, chunks, durable, policy: "lru".to_owned() };
         let chunk_tokens = 32;
         Self {
             chunk_tokens,
