@@ -14,6 +14,8 @@ use super::log::Log;
 use super::SimulateError;
 use chats::Chats;
 pub use generate::Shape;
+#[cfg(test)]
+pub(super) use mooncake::parse as mooncake_requests;
 use mooncake::{Replay, Request};
 
 /// One turn, as it is sent.

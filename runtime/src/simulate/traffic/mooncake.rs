@@ -33,12 +33,12 @@ struct Line {
 pub struct Request {
     pub(super) at: f64,
     /// The first request of its session.
-    pub(super) session: usize,
+    pub(in super::super) session: usize,
     pub(super) prompt: usize,
     pub(super) output: usize,
     /// Tokens of the prompt that earlier requests computed.
-    pub(super) num_past: usize,
-    pub(super) log: Log,
+    pub(in super::super) num_past: usize,
+    pub(in super::super) log: Log,
 }
 
 pub(super) fn read(file: &Path) -> anyhow::Result<Vec<Request>> {
@@ -46,7 +46,7 @@ pub(super) fn read(file: &Path) -> anyhow::Result<Vec<Request>> {
     parse(&text).with_context(|| format!("--trace {}", file.display()))
 }
 
-pub(super) fn parse(text: &str) -> anyhow::Result<Vec<Request>> {
+pub(in super::super) fn parse(text: &str) -> anyhow::Result<Vec<Request>> {
     let mut lines = Vec::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let number = index + 1;
