@@ -1,11 +1,13 @@
 //! Worlds small enough to be played in a moment.
 
+use keepsake_tiers::eviction::POLICIES;
+
 use crate::core::Rejected;
 
 use super::log::Log;
 use super::machine::{machine, MACHINES};
 use super::report::Report;
-use super::settings::{policy_names, Settings};
+use super::settings::Settings;
 use super::traffic::{mooncake_requests, Pace, Shape, Workload};
 use super::{simulate, simulate_with_ceiling, SimulateError};
 
@@ -33,7 +35,7 @@ fn assert_sources_sum_to_input(report: &Report) {
 #[test]
 fn one_seed_gives_one_result() {
     let settings = settings(600, 1_500, 40.0);
-    for policy in policy_names() {
+    for policy in POLICIES {
         let play = |seed| {
             let settings = Settings { seed, ..settings.with_policy(policy) };
             Report { wall_seconds: 0.0, ..simulate(&settings, &chats(40, 0.0, 40.0)).unwrap() }
@@ -56,8 +58,8 @@ fn without_pressure_nothing_is_computed_again() {
 
 #[test]
 fn foresight_saves_more_than_recency() {
-    let tight = settings(2_500, 2_500, 120.0);
-    let result = simulate_with_ceiling(&tight, &chats(60, 0.2, 120.0)).unwrap();
+    let tight = settings(2_500, 2_500, 40.0);
+    let result = simulate_with_ceiling(&tight, &chats(60, 0.2, 40.0)).unwrap();
     assert!(result.ceiling_saved > result.report.saved, "{result:?}");
     assert!((0.0..1.0).contains(&result.share_of_ceiling), "{result:?}");
 }
@@ -107,15 +109,15 @@ fn a_turn_larger_than_the_device_is_refused_at_once() {
 
 #[test]
 fn a_saturated_first_come_queue_defeats_lru() {
-    let shape = Shape::Saturation { context: 1_000, think: 10.0 };
+    let shape = Shape::Saturation { context: 3_000, think: 2.0 };
     let workload = Workload::Generated { shape, pace: Pace::Users { users: 128, arrival: 10.0 }, seconds: 100.0 };
-    // Users whose conversations hold 4,000 chunks; the tiers hold half of them.
+    // Users whose conversations hold 12,000 chunks; the tiers hold half of them.
     let play = |dram: usize| {
-        let mut settings = settings(500, dram, 100.0);
+        let mut settings = settings(1_500, dram, 100.0);
         settings.costs = machine("saturation", 32).unwrap();
         simulate(&settings, &workload).unwrap()
     };
-    let (half, all) = (play(1_500), play(8_000));
+    let (half, all) = (play(4_500), play(16_000));
     assert!(half.hit_rate < 0.1, "{half:?}");
     assert!(all.hit_rate > 0.9, "{all:?}");
     assert!(all.turns_per_second > half.turns_per_second, "{all:?}");
@@ -127,7 +129,7 @@ fn sessions_are_rebuilt_from_hash_ids() {
     let text = r#"{"timestamp": 0, "input_length": 1200, "output_length": 100, "hash_ids": [0, 1, 2]}
 {"timestamp": 1000, "input_length": 1100, "output_length": 50, "hash_ids": [0, 3, 4]}
 {"timestamp": 9000, "input_length": 1400, "output_length": 200, "hash_ids": [0, 1, 5]}
-{"timestamp": 20000, "input_length": 2000, "output_length": 10, "hash_ids": [0, 1, 5, 6]}
+{"timestamp": 20000, "input_length": 2000, "output_length": 10, "hash_ids": [0, 1, 6, 7]}
 "#;
     let requests = mooncake_requests(text).unwrap();
     let sessions: Vec<_> = requests.iter().map(|r| r.session).collect();
