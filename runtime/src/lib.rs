@@ -13,4 +13,6 @@ pub mod core;
 pub mod gateway;
 pub mod http;
 pub mod messages;
+pub mod simulate;
 pub mod telemetry;
+pub mod trace;

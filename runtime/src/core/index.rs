@@ -119,10 +119,10 @@ impl Index {
     }
 
     /// What a chunk would be worth among these members.
-    pub(super) fn value(&self, chunk: &ChunkUse, next_use: Option<NextUse>, view: &View) -> f64 {
+    pub(super) fn value(&self, key: &ChunkKey, chunk: &ChunkUse, next_use: Option<NextUse>, view: &View) -> f64 {
         match next_use {
             Some(next_use) => queued_value(next_use),
-            None => self.policy.value(chunk, view),
+            None => self.policy.value(key, chunk, view),
         }
     }
 }

@@ -319,7 +319,7 @@ impl Scheduler {
                 key,
                 generation: entry.generation,
                 durable: entry.durable,
-                values: self.tiers.iter().map(|tier| tier.only.value(&chunk, next_use, &view)).collect(),
+                values: self.tiers.iter().map(|tier| tier.only.value(&key, &chunk, next_use, &view)).collect(),
                 backed: backed(entry),
             }
         };

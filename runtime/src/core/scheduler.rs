@@ -283,6 +283,11 @@ impl Scheduler {
         &self.counters
     }
 
+    /// Rows of the step planned last, by sequence, as token positions: what a simulated device charges for.
+    pub fn planned_rows(&self) -> &[(SequenceId, std::ops::Range<usize>)] {
+        self.in_flight.back().map_or(&[], |step| &step.rows)
+    }
+
     pub fn steps_in_flight(&self) -> usize {
         self.in_flight.len()
     }

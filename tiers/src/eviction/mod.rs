@@ -72,7 +72,7 @@ pub trait EvictionPolicy: Send {
     fn victims(&mut self, n: usize, view: &View) -> Vec<Victim>;
 
     /// What a chunk would be worth here that may not be here yet: more than a victim's value means that it should take its place.
-    fn value(&self, chunk: &ChunkUse, view: &View) -> f64;
+    fn value(&self, key: &ChunkKey, chunk: &ChunkUse, view: &View) -> f64;
 
     /// Known chunks.
     fn len(&self) -> usize;

@@ -86,7 +86,7 @@ impl<R: Rank> EvictionPolicy for RankedPolicy<R> {
         victims
     }
 
-    fn value(&self, chunk: &ChunkUse, view: &View) -> f64 {
+    fn value(&self, _: &ChunkKey, chunk: &ChunkUse, view: &View) -> f64 {
         self.rank.value(chunk, view)
     }
 
@@ -274,7 +274,7 @@ mod tests {
                     model.push((key(index), chunk));
                 }
                 let view = View { now: Duration::from_secs(step as u64 + 5), costs: &costs, returns: &returns };
-                let mut sorted: Vec<f64> = model.iter().map(|(_, c)| policy.value(c, &view)).collect();
+                let mut sorted: Vec<f64> = model.iter().map(|(k, c)| policy.value(k, c, &view)).collect();
                 sorted.sort_by(f64::total_cmp);
                 let victims: Vec<f64> = policy.victims(100, &view).iter().map(|v| v.value).collect();
                 prop_assert_eq!(policy.len(), model.len());

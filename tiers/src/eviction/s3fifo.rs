@@ -96,7 +96,7 @@ impl EvictionPolicy for S3FifoPolicy {
     }
 
     /// Every newcomer may try: the small queue is what weighs them.
-    fn value(&self, _: &ChunkUse, _: &View) -> f64 {
+    fn value(&self, _: &ChunkKey, _: &ChunkUse, _: &View) -> f64 {
         1.0
     }
 

@@ -9,7 +9,6 @@ mod rates;
 mod replay;
 mod report;
 mod scratch;
-mod trace;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -19,11 +18,11 @@ use clap::Args;
 use keepsake_config::{Config, Machine, TelemetryConfig};
 
 use crate::app::Engine;
+use crate::trace::{self, Conversation};
 use measure::Bench;
 use rates::RatesArgs;
 use replay::ReplayArgs;
 use scratch::Scratch;
-use trace::Conversation;
 
 /// How long the engine may take to flush what nobody will read.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);

@@ -14,9 +14,10 @@ use rand::SeedableRng;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use crate::trace::{Conversation, TraceTurn};
+
 use super::measure::{Bench, Play, Played};
 use super::report::{mean, percentile, print, round};
-use super::trace::{Conversation, TraceTurn};
 
 /// Users start this far apart.
 const STAGGER: Duration = Duration::from_millis(20);

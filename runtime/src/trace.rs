@@ -7,21 +7,21 @@ use serde::Deserialize;
 
 /// Other keys of a line, such as its `id`, are of no use here.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub(super) struct Conversation {
-    pub(super) turns: Vec<TraceTurn>,
+pub struct Conversation {
+    pub turns: Vec<TraceTurn>,
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub(super) struct TraceTurn {
+pub struct TraceTurn {
     /// Tokens that the user adds.
-    pub(super) input: u32,
+    pub input: u32,
     /// Tokens of the reply.
-    pub(super) output: u32,
+    pub output: u32,
     /// Seconds between the reply before and this turn.
-    pub(super) think_s: f64,
+    pub think_s: f64,
 }
 
-pub(super) fn read(file: &Path) -> anyhow::Result<Vec<Conversation>> {
+pub fn read(file: &Path) -> anyhow::Result<Vec<Conversation>> {
     let text = std::fs::read_to_string(file).with_context(|| format!("--trace {}", file.display()))?;
     parse(&text).with_context(|| format!("--trace {}", file.display()))
 }

@@ -1,0 +1,157 @@
+//! The policy table: four workloads by three tier sizes by policies by seeds, as Markdown.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use super::batch::{play, Run};
+use super::machine::machine;
+use super::report::Report;
+use super::settings::{Settings, TierSettings, BELADY, CLAIRVOYANT};
+use super::traffic::{Pace, Shape, Workload};
+use super::SimulateError;
+
+pub struct Table {
+    pub markdown: String,
+}
+
+/// What all others are compared with.
+const BASE: &str = "lru";
+
+/// One workload at one size.
+struct Case {
+    workload: Workload,
+    name: &'static str,
+    settings: Settings,
+}
+
+/// Plays the table. Without a request trace, three workloads.
+pub fn table(mooncake: Option<&Path>, policies: &[String], num_seeds: u64) -> anyhow::Result<Table> {
+    let cases = cases(mooncake)?;
+    let mut names = vec![BASE.to_owned()];
+    names.extend(policies.iter().filter(|p| *p != BASE).cloned());
+    let num_compared = names.len();
+    names.extend([CLAIRVOYANT, BELADY].map(str::to_owned));
+    let mut runs = Vec::new();
+    for case in &cases {
+        for name in &names {
+            for seed in 0..num_seeds {
+                let mut settings = case.settings.with_policy(name);
+                settings.seed += seed;
+                runs.push(Run { settings, workload: case.workload.clone() });
+            }
+        }
+    }
+    let reports = play(&runs)?;
+    let mut markdown = header(&names[..num_compared]);
+    let num_seeds = num_seeds.max(1) as usize;
+    for (case, reports) in cases.iter().zip(reports.chunks(names.len() * num_seeds)) {
+        let by_policy: Vec<&[Report]> = reports.chunks(num_seeds).collect();
+        line(&mut markdown, case, &by_policy, num_compared);
+    }
+    Ok(Table { markdown })
+}
+
+fn header(names: &[String]) -> String {
+    let mut text = "| workload | device + dram chunks | lru hits | lru recompute".to_owned();
+    for name in names {
+        write!(text, " | {name}").expect("writing to a string");
+    }
+    text + " |\n|---|---|---|---" + &"|---".repeat(names.len()) + "|\n"
+}
+
+/// A cell is the recompute cost beside LRU's of the same seed, mean and half the distance between the extremes; and the share of the
+/// ceiling's savings.
+fn line(text: &mut String, case: &Case, by_policy: &[&[Report]], num_compared: usize) {
+    let base = by_policy[0];
+    let ceilings: Vec<f64> = (0..base.len())
+        .map(|seed| by_policy.iter().skip(num_compared).map(|reports| reports[seed].saved).fold(0.0, f64::max))
+        .collect();
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+    let hits: Vec<f64> = base.iter().map(|r| r.hit_rate).collect();
+    let shares: Vec<f64> = base.iter().map(Report::recomputed_share).collect();
+    let settings = &case.settings;
+    write!(
+        text,
+        "| {} | {} + {} | {:.2} | {:.3}",
+        case.name,
+        settings.device_chunks,
+        settings.tiers[0].chunks,
+        mean(&hits),
+        mean(&shares)
+    )
+    .expect("writing to a string");
+    for reports in &by_policy[..num_compared] {
+        let ratio = |(own, base): (&Report, &Report)| match base.recomputed_share() > 0.0 {
+            true => own.recomputed_share() / base.recomputed_share(),
+            false => 1.0,
+        };
+        let ratios: Vec<f64> = reports.iter().zip(base).map(ratio).collect();
+        let (low, high) = ratios.iter().fold((f64::MAX, f64::MIN), |(low, high), r| (low.min(*r), high.max(*r)));
+        let reached = |(own, ceiling): (&Report, &f64)| if *ceiling > 0.0 { own.saved / ceiling } else { 1.0 };
+        let reached: Vec<f64> = reports.iter().zip(&ceilings).map(reached).collect();
+        write!(text, " | {:.2} ± {:.2} ({:.0}%)", mean(&ratios), (high - low) / 2.0, 100.0 * mean(&reached))
+            .expect("writing to a string");
+    }
+    text.push_str(" |\n");
+}
+
+/// Sizes are small, middle and near the working set. Long pauses keep the number of running turns small beside that of waiting users,
+/// so that the tiers and not the device's running turns decide.
+fn cases(mooncake: Option<&Path>) -> anyhow::Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    let chat = |users, long, seconds| Workload::Generated {
+        shape: Shape::Chat { think: 60.0, long },
+        pace: Pace::Users { users, arrival: 60.0 },
+        seconds,
+    };
+    for dram in [1_500, 4_000, 9_000] {
+        let settings = settings("h200-13b", 32, 1_000, dram, 900.0, 120.0)?;
+        cases.push(Case { workload: chat(400, 0.0, 900.0), name: "short chats", settings });
+    }
+    for dram in [2_000, 6_000, 14_000] {
+        let settings = settings("h200-13b", 32, 4_000, dram, 2_400.0, 300.0)?;
+        cases.push(Case { workload: chat(100, 0.2, 2_400.0), name: "20% long chats", settings });
+    }
+    if let Some(file) = mooncake {
+        let requests = Workload::mooncake(file, 1.0, 0.5, 1e9)?;
+        for dram in [4_000, 16_000, 64_000] {
+            let settings = settings("h200-8b", 128, 4_000, dram, 1e9, 0.0)?;
+            cases.push(Case { workload: requests.clone(), name: "Mooncake, half of its sessions", settings });
+        }
+    }
+    for capacity in [0.40, 0.54, 0.71] {
+        let (users, context, seconds) = (128, 7_000, 500.0);
+        let working_set = (users * context / 32) as f64;
+        let device = working_set * 0.12;
+        let dram = working_set * capacity - device;
+        let settings = settings("saturation", 32, device as usize, dram as usize, seconds, 100.0)?;
+        let workload = Workload::Generated {
+            shape: Shape::Saturation { context, think: 10.0 },
+            pace: Pace::Users { users, arrival: 10.0 },
+            seconds,
+        };
+        cases.push(Case { workload, name: "saturation", settings });
+    }
+    Ok(cases)
+}
+
+fn settings(
+    machine_name: &str,
+    chunk_tokens: usize,
+    device_chunks: usize,
+    dram_chunks: usize,
+    seconds: f64,
+    warmup: f64,
+) -> Result<Settings, SimulateError> {
+    let tier = |name, chunks, durable| TierSettings { name, chunks, durable, policy: BASE.to_owned() };
+    Ok(Settings {
+        chunk_tokens,
+        device_chunks,
+        device_policy: BASE.to_owned(),
+        tiers: vec![tier("dram", dram_chunks, false), tier("rocks", 0, true)],
+        costs: machine(machine_name, chunk_tokens)?,
+        seconds,
+        warmup,
+        ..Settings::default()
+    })
+}
