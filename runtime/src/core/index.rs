@@ -12,7 +12,9 @@ use super::directory::ChunkEntry;
 
 /// Makes policies by name: those of `keepsake_tiers` by default; the simulator adds one that knows the future.
 #[derive(Clone)]
-pub struct PolicyFactory(pub Arc<dyn Fn(&str) -> Option<Box<dyn EvictionPolicy>> + Send + Sync>);
+pub struct PolicyFactory(pub Arc<MakePolicy>);
+
+type MakePolicy = dyn Fn(&str) -> Option<Box<dyn EvictionPolicy>> + Send + Sync;
 
 impl PolicyFactory {
     /// `name` was checked when the configuration was read.
