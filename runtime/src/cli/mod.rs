@@ -38,7 +38,7 @@ enum Command {
     /// Measure this machine, without HTTP.
     Bench(bench::BenchArgs),
     /// Play traffic against the scheduler on a virtual clock, without a model.
-    Simulate(simulate::SimulateArgs),
+    Simulate(Box<simulate::SimulateArgs>),
     /// Models on this machine.
     #[command(subcommand)]
     Model(fetch::ModelCommand),
@@ -53,7 +53,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Serve(args) => serve::run(args),
         Command::Chat(args) => chat::run(args),
         Command::Bench(args) => bench::run(args),
-        Command::Simulate(args) => simulate::run(args),
+        Command::Simulate(args) => simulate::run(*args),
         Command::Model(command) => fetch::run(command),
         Command::Config(command) => config::run(command),
     }

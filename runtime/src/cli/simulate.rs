@@ -32,7 +32,7 @@ pub struct SimulateArgs {
 #[derive(Debug, Subcommand)]
 enum SimulateCommand {
     /// Policies by tier sizes by seeds: a CSV file, and a plot of recompute cost against tier size
-    Sweep(SweepArgs),
+    Sweep(Box<SweepArgs>),
     /// Four workloads by three tier sizes by policies by seeds: a Markdown table of recompute cost relative to LRU
     Table(TableArgs),
 }

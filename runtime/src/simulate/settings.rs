@@ -98,7 +98,7 @@ impl Settings {
             ("--step-tokens", self.step_tokens),
             ("--steps-in-flight", self.steps_in_flight),
         ];
-        for (flag, _) in sizes.iter().filter(|(_, size)| *size == 0) {
+        if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return refuse(format!("{flag} 0: must be at least 1"));
         }
         if self.step_tokens < self.max_running {

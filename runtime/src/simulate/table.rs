@@ -113,10 +113,10 @@ fn cases(mooncake: Option<&Path>) -> anyhow::Result<Vec<Case>> {
         cases.push(Case { workload: chat(100, 0.2, 2_400.0), name: "20% long chats", settings });
     }
     if let Some(file) = mooncake {
-        let requests = Workload::mooncake(file, 1.0, 0.5, 1e9)?;
+        let requests = Workload::mooncake(file, 1.0, 0.15, 1e9)?;
         for dram in [4_000, 16_000, 64_000] {
             let settings = settings("h200-8b", 128, 4_000, dram, 1e9, 0.0)?;
-            cases.push(Case { workload: requests.clone(), name: "Mooncake, half of its sessions", settings });
+            cases.push(Case { workload: requests.clone(), name: "Mooncake, 15% of its sessions", settings });
         }
     }
     for capacity in [0.40, 0.54, 0.71] {
