@@ -26,6 +26,18 @@ pub struct SchedulerConfig {
     /// A chunk that takes longer than this to come up from a tier is recomputed. Default `5s`, 1ms to 1h.
     #[serde(with = "crate::units::duration")]
     pub load_timeout: Duration,
+    /// `"auto"`: what work costs on this machine is measured at the first start and read at later ones; `"off"`: it is guessed.
+    /// Default `"auto"`.
+    pub calibrate: CalibrateMode,
+}
+
+/// Where the scheduler's costs come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CalibrateMode {
+    #[default]
+    Auto,
+    Off,
 }
 
 impl Default for SchedulerConfig {
@@ -38,6 +50,7 @@ impl Default for SchedulerConfig {
             swap_out_below: 0.25,
             steps_in_flight: 1,
             load_timeout: Duration::from_secs(5),
+            calibrate: CalibrateMode::Auto,
         }
     }
 }

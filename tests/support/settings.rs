@@ -119,6 +119,8 @@ impl Settings {
         server.entry("bind").or_insert_with(|| quoted("127.0.0.1:0"));
         let telemetry = sections.entry("telemetry").or_default();
         telemetry.entry("format").or_insert_with(|| quoted("json"));
+        // Seconds at each of a hundred starts, for costs that no result depends on.
+        sections.entry("scheduler").or_default().entry("calibrate").or_insert_with(|| quoted("off"));
         let model = sections.entry("model").or_default();
         match self.model {
             ModelKind::Demo => model.entry("path").or_insert_with(|| quoted(&demo_model().to_string_lossy())),

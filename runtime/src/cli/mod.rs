@@ -1,9 +1,10 @@
-//! The command line: `keepsake serve | chat | bench | model fetch | config check | config default`.
+//! The command line: `keepsake serve | chat | bench | calibrate | model fetch | config check | config default`.
 //!
 //! May depend on everything in this crate; nothing depends on it. Each command is one file with its arguments; this
 //! one only dispatches. Every failure is one line on stderr, see [`exit_code`].
 
 pub mod bench;
+mod calibrate;
 pub mod chat;
 mod config;
 mod fetch;
@@ -36,6 +37,8 @@ enum Command {
     Chat(chat::ChatArgs),
     /// Measure this machine, without HTTP.
     Bench(bench::BenchArgs),
+    /// Measure what work costs on this machine, or print what was measured.
+    Calibrate(calibrate::CalibrateArgs),
     /// Models on this machine.
     #[command(subcommand)]
     Model(fetch::ModelCommand),
@@ -50,6 +53,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Serve(args) => serve::run(args),
         Command::Chat(args) => chat::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Calibrate(args) => calibrate::run(args),
         Command::Model(command) => fetch::run(command),
         Command::Config(command) => config::run(command),
     }

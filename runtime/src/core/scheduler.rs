@@ -11,6 +11,7 @@ use keepsake_kernels::BlockId;
 use keepsake_tiers::{BlockPool, ChunkKey};
 
 use super::command::{Command, MoveId};
+use super::costs::Costs;
 use super::directory::Directory;
 use super::index::{Index, Recency};
 use super::plan::StepId;
@@ -38,6 +39,8 @@ pub struct CoreConfig {
     /// Moves in flight towards or from one tier.
     pub moves_in_flight: usize,
     pub device_policy: String,
+    /// What work costs on the device in use.
+    pub costs: Costs,
 }
 
 /// A tier below the device.

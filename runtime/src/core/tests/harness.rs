@@ -49,6 +49,7 @@ pub(super) fn config() -> CoreConfig {
         load_timeout: Duration::from_secs(5),
         moves_in_flight: 8,
         device_policy: "lru".to_owned(),
+        costs: Costs::unmeasured(2),
     }
 }
 
