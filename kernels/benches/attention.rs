@@ -17,7 +17,19 @@ fn main() {
         let layout = KvLayout { num_layers: 1, num_kv_heads: 3, head_dim: 64, chunk_tokens: 32 };
         let pool = KvPool::new(&device, layout, 80).expect("memory");
         let blocks: Vec<BlockId> = (0..80).map(|b| BlockId(b * 7 % 80)).collect();
-        for (rows, past) in [(1, 127), (1, 1023), (1, 2047), (4, 1023), (5, 1500), (16, 1008), (16, 1500), (21, 1500), (64, 960), (512, 0), (512, 1024)] {
+        for (rows, past) in [
+            (1, 127),
+            (1, 1023),
+            (1, 2047),
+            (4, 1023),
+            (5, 1500),
+            (16, 1008),
+            (16, 1500),
+            (21, 1500),
+            (64, 960),
+            (512, 0),
+            (512, 1024),
+        ] {
             let q = Buffer::from_slice(&device, &vec![0.1; rows * 576]).expect("memory");
             let out = Buffer::zeros(&device, rows * 576).expect("memory");
             let entry = Entry {

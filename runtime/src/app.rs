@@ -6,7 +6,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use actix::{Actor, Addr, Arbiter};
 use anyhow::Context;
-use dashmap::DashMap;
 use keepsake_config::{CalibrateMode, Config, ConfigError, RocksOptions};
 use keepsake_kernels::{Device, DeviceKind, KvLayout, KvPool};
 use keepsake_model::chat::ChatTemplate;
@@ -21,8 +20,8 @@ use tempfile::TempDir;
 use crate::actors::eviction::EvictionActor;
 use crate::actors::gpu_worker::{self, GpuWorkerActor};
 use crate::actors::scheduler::{Connect, SchedulerActor, Wiring};
-use crate::actors::session::SessionParts;
-use crate::actors::store::{self, StoreActor};
+use crate::actors::session::{LiveTurns, SessionParts};
+use crate::actors::store::{self, StoreActor, StoreParts};
 use crate::actors::tier::{self, TierActor, TierParts};
 use crate::calibrate::{self, Origin, Subject};
 use crate::core::{CoreConfig, Costs, Scheduler, TierIndex, TierSpec};
@@ -123,6 +122,7 @@ impl Engine {
         let costs = costs(config, &subject(config, &model, &device, &scope));
         let core_config = core_config(config, max_context(config, &model), costs);
         let mut core = Scheduler::new(core_config, blocks, tier_specs(config, &tiers, chunk_bytes));
+        remove_doomed(&store, &tiers)?;
         recover(&mut core, &tiers)?;
         let limit = core.limit();
 
@@ -169,9 +169,20 @@ impl Engine {
         }));
 
         let num_permits = config.server.max_queued + config.scheduler.max_running;
+        let live = Arc::new(LiveTurns::new());
         let store_actor = {
             let durable = tiers.iter().filter(|t| t.capability().durable).cloned().collect();
-            let actor = StoreActor::start_threads(Arc::clone(&store), durable, num_permits, Arc::clone(&metrics));
+            let parts = StoreParts {
+                store: Arc::clone(&store),
+                durable,
+                live: Arc::clone(&live),
+                scheduler: scheduler.clone().recipient(),
+                secret: store.secret(),
+                fingerprint: scope.fingerprint(),
+                chunk_tokens: layout.chunk_tokens,
+                metrics: Arc::clone(&metrics),
+            };
+            let actor = StoreActor::start_threads(parts, num_permits);
             StoreActor::start_in_arbiter(&tier_arbiter.handle(), move |_| actor)
         };
         let card = ModelCard {
@@ -185,7 +196,7 @@ impl Engine {
             scheduler: scheduler.clone(),
             store: store_actor,
             turn_store: Arc::clone(&store),
-            live: DashMap::new(),
+            live,
             num_sessions: AtomicU64::new(0),
             next_sequence: AtomicU64::new(0),
             metrics,
@@ -414,6 +425,22 @@ fn tier_specs(config: &Config, tiers: &[Arc<dyn Tier>], chunk_bytes: usize) -> V
         policy: section.policy.clone(),
     };
     tiers.iter().zip(&config.tiers[1..]).map(spec).collect()
+}
+
+/// Chunks of deleted turns that a kill may have brought back.
+fn remove_doomed(store: &TurnStore, tiers: &[Arc<dyn Tier>]) -> anyhow::Result<()> {
+    let doomed = store.doomed_chunks()?;
+    if doomed.is_empty() {
+        return Ok(());
+    }
+    for tier in tiers.iter().filter(|tier| tier.capability().durable) {
+        for key in &doomed {
+            tier.remove(key)?;
+        }
+        tier.flush()?;
+    }
+    tracing::info!(chunks = doomed.len(), "chunks of deleted turns removed");
+    Ok(store.forget_doomed(&doomed)?)
 }
 
 /// Tells the core which chunks durable tiers kept, the least recently active first.

@@ -41,7 +41,7 @@ pub use memory::MemoryTier;
 pub use meta::ChunkMeta;
 pub use mover::{Move, MoveError, MoveOutcome, MoveRequest, Mover, MoverConfig, MoverPool, Ticket};
 pub use registry::{Registry, TierContext};
-pub use rocks::{RocksTier, TurnRecord, TurnStore, TurnStoreConfig};
+pub use rocks::{KeysOf, Removed, RemovedLog, RocksTier, TurnRecord, TurnStore, TurnStoreConfig};
 pub use route::{route, Route};
 pub use tier::{PinReader, Pinned, Place, PlaceWriter, Tier};
 pub use usage::{Health, Usage};

@@ -12,7 +12,8 @@ use crate::core::{CommandKind, CoreCounters, Rejected, Scheduler, SequenceEvent,
 use crate::messages::eviction::PressureRose;
 use crate::messages::observe::Observe;
 use crate::messages::scheduler::{
-    Drain, MoveEnded, ProposeEvictions, SequenceProgressed, StepDone, StopSequence, SubmitSequence, TierReported,
+    Drain, ForgetChunks, MoveEnded, ProposeEvictions, SequenceProgressed, StepDone, StopSequence, SubmitSequence,
+    TierReported,
 };
 use crate::messages::tier::CarryOut;
 use crate::messages::worker::RunStep;
@@ -104,6 +105,7 @@ impl SchedulerActor {
         metrics.num_preemptions.inc_by(self.published.num_suspensions - counted.num_suspensions);
         metrics.kv_load_failures.inc_by(self.published.load_failures - counted.load_failures);
         metrics.chunks_dropped.inc_by(self.published.chunks_dropped - counted.chunks_dropped);
+        metrics.chunks_forgotten.inc_by(self.published.chunks_forgotten - counted.chunks_forgotten);
         metrics.pins.set(self.core.num_pins() as i64);
     }
 
@@ -172,6 +174,16 @@ impl Handler<StopSequence> for SchedulerActor {
 
     fn handle(&mut self, StopSequence { id, keep }: StopSequence, _: &mut Self::Context) {
         self.core.stop(id, keep, self.clock.now());
+        self.eviction_stalled = false;
+        self.pump();
+    }
+}
+
+impl Handler<ForgetChunks> for SchedulerActor {
+    type Result = ();
+
+    fn handle(&mut self, message: ForgetChunks, _: &mut Self::Context) {
+        self.core.forget(message.root, &message.tokens, message.keep_tokens, self.clock.now());
         self.eviction_stalled = false;
         self.pump();
     }

@@ -143,12 +143,7 @@ impl Bench {
         let one_row = self.batch(1, context - 1, 1);
         let many_rows = self.batch(ROWS, context - 1, 1);
         let mut seconds = |batch: &Batch| median_seconds(TIME_EACH, || self.runner.forward(batch).map(|_| ()));
-        Ok(Steps {
-            context,
-            chunk: seconds(&chunk)?,
-            one_row: seconds(&one_row)?,
-            many_rows: seconds(&many_rows)?,
-        })
+        Ok(Steps { context, chunk: seconds(&chunk)?, one_row: seconds(&one_row)?, many_rows: seconds(&many_rows)? })
     }
 
     /// `rows` rows from `position` on of each stream, the last one sampled. Streams begin at different blocks and overlap where the

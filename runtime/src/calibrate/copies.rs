@@ -59,7 +59,8 @@ pub(super) fn measure(subject: &Subject) -> anyhow::Result<CopyCosts> {
     let layout = subject.layout;
     let pool = Arc::new(KvPool::new(&subject.device, layout, BATCH)?);
     let blocks = Arc::new(BlockPool::new(BATCH));
-    let payload: Vec<u8> = (0..layout.chunk_bytes()).map(|i| (i as u32).wrapping_mul(0x9E37_79B9).to_le_bytes()[3]).collect();
+    let payload: Vec<u8> =
+        (0..layout.chunk_bytes()).map(|i| (i as u32).wrapping_mul(0x9E37_79B9).to_le_bytes()[3]).collect();
     for block in 0..BATCH {
         pool.write_chunk(BlockId(block as u32), &payload)?;
     }
@@ -112,7 +113,8 @@ impl Scratch {
             let parent = config.folder();
             let cannot_write = || format!("cannot write to {}", parent.display());
             std::fs::create_dir_all(&parent).with_context(cannot_write)?;
-            let made = tempfile::Builder::new().prefix("calibration-").tempdir_in(&parent).with_context(cannot_write)?;
+            let made =
+                tempfile::Builder::new().prefix("calibration-").tempdir_in(&parent).with_context(cannot_write)?;
             config.path = Some(made.path().join("tier"));
             folder = Some(made);
             // What it needs, also where the configured one is smaller.

@@ -65,7 +65,10 @@ fn table(obtained: &Obtained) -> String {
     line(format_args!("every step: {:.3} ms", costs.step * 1e3));
     line(format_args!(""));
     line(format_args!("one chunk of a prompt, and one decode row, beyond the step:"));
-    line(format_args!("{:>8} {:>13} {:>9} {:>9} {:>14}", "context", "attention ms", "rest ms", "total ms", "decode row ms"));
+    line(format_args!(
+        "{:>8} {:>13} {:>9} {:>9} {:>14}",
+        "context", "attention ms", "rest ms", "total ms", "decode row ms"
+    ));
     for (chunk, row) in calibration.chunks.iter().zip(&calibration.decode) {
         line(format_args!(
             "{:>8} {:>13.3} {:>9.3} {:>9.3} {:>14.3}",

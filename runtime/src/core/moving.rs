@@ -373,7 +373,7 @@ impl Scheduler {
         entry.map_or(0, present)
     }
 
-    fn begin_remove(&mut self, key: &ChunkKey, from: TierIndex) {
+    pub(super) fn begin_remove(&mut self, key: &ChunkKey, from: TierIndex) {
         let entry = self.entry_mut(key);
         entry.begin_remove(from);
         let position = entry.position;
@@ -386,7 +386,7 @@ impl Scheduler {
         let num_tiers = self.tiers.len();
         for &(key, position, last_activity) in chunks {
             if self.directory.get(&key).is_none() {
-                // The parent's key is only needed for tails, which no tier holds.
+                // Its parent is learned when a log with both is seen.
                 self.directory.insert(key, ChunkEntry::new(key, position, num_tiers, last_activity));
             }
             let entry = self.entry_mut(&key);
@@ -443,6 +443,8 @@ impl Scheduler {
 
     /// Puts a chunk into exactly the indexes that its state calls for.
     pub(super) fn reindex(&mut self, key: &ChunkKey) {
+        self.forgetting.wake(key);
+        self.directory.count_follower(key);
         let Some(entry) = self.directory.get(key) else { return };
         self.clean.set(key, entry, entry.is_clean());
         self.dirty.set(key, entry, entry.is_evictable() && !entry.is_clean());

@@ -13,6 +13,7 @@ use keepsake_tiers::{BlockPool, ChunkKey};
 use super::command::{Command, MoveId};
 use super::costs::Costs;
 use super::directory::Directory;
+use super::forgetting::Forgetting;
 use super::index::{Index, Recency};
 use super::plan::StepId;
 use super::request::{FinishCause, Rejected, SequenceEvent, SequenceId, SequenceRequest};
@@ -96,6 +97,8 @@ pub struct Scheduler {
     pub(super) wanted: usize,
     /// What a shutdown has still to copy to the durable tier, once it has begun.
     pub(super) to_save: Option<Vec<ChunkKey>>,
+    /// Logs on their way out.
+    pub(super) forgetting: Forgetting,
     pub(super) commands: Vec<Command>,
     pub(super) events: Vec<SequenceEvent>,
     /// For the worker: sequences whose sampler state goes with the next step.
@@ -138,6 +141,7 @@ impl Scheduler {
             orphans: HashMap::new(),
             wanted: 0,
             to_save: None,
+            forgetting: Forgetting::default(),
             commands: Vec::new(),
             events: Vec::new(),
             ends: Vec::new(),
@@ -191,14 +195,16 @@ impl Scheduler {
 
     /// What tiers have to do, loads first: a swap-in before a swap-out, since both directions at once slow each other down.
     pub fn drain_commands(&mut self) -> Vec<Command> {
+        self.go_on_forgetting();
         let mut commands = std::mem::take(&mut self.commands);
         commands.sort_by_key(|c| !matches!(c.kind, super::CommandKind::Load { .. }));
         commands
     }
 
-    /// Nothing runs, waits or moves.
+    /// Nothing runs, waits, moves or is to go.
     pub fn is_idle(&self) -> bool {
-        self.sequences.is_empty() && self.moves.is_empty() && self.in_flight.is_empty()
+        let is_still = self.moves.is_empty() && self.in_flight.is_empty() && self.forgetting.is_empty();
+        self.sequences.is_empty() && is_still
     }
 
     pub fn num_sequences(&self) -> usize {

@@ -34,6 +34,8 @@ pub struct Metrics {
     pub kv_load_failures: IntCounter,
     /// Chunks whose K/V was given up; their tokens are kept.
     pub chunks_dropped: IntCounter,
+    /// Chunks that went with deleted or expired turns.
+    pub chunks_forgotten: IntCounter,
     /// Conversations that needed a new root: changed instructions, or a template that is not prefix-stable.
     pub rebased_conversations: IntCounter,
     /// Turns made durable.
@@ -91,6 +93,11 @@ impl Metrics {
             aborted_requests: counter(r, "keepsake_aborted_requests_total", "Turns whose client went away."),
             kv_load_failures: counter(r, "keepsake_kv_load_failures_total", "Chunk loads that became holes."),
             chunks_dropped: counter(r, "keepsake_chunks_dropped_total", "Chunks whose K/V was given up."),
+            chunks_forgotten: counter(
+                r,
+                "keepsake_chunks_forgotten_total",
+                "Chunks that went with deleted or expired turns.",
+            ),
             rebased_conversations: counter(
                 r,
                 "keepsake_rebased_conversations_total",
