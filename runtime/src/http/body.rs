@@ -21,12 +21,16 @@ impl FromRequest for Body {
     type Future = Pin<Box<dyn Future<Output = Result<Self, ApiError>>>>;
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
-        let limit = Http::of(request).settings.max_body;
+        let (limit, timeout) = {
+            let settings = &Http::of(request).settings;
+            (settings.max_body, settings.body_timeout)
+        };
         let declared =
             request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         let payload = payload.take();
         Box::pin(async move {
-            let bytes = read(payload, declared.unwrap_or(0), limit).await?;
+            let arrived = actix_web::rt::time::timeout(timeout, read(payload, declared.unwrap_or(0), limit)).await;
+            let bytes = arrived.map_err(|_| ApiError::body_too_slow(timeout))??;
             Fields::parse(&bytes).map(Body)
         })
     }
