@@ -134,11 +134,11 @@ impl Parts {
 
     /// Makes removals of some time ago final, so that the next start need not repeat them.
     fn confirm_doomed(&self) {
-        let is_due = |doomed: &(Instant, Vec<ChunkKey>)| doomed.0.elapsed() >= DOOMED_FOR;
-        let mut due = Vec::new();
-        while let Some((_, keys)) = self.doomed.lock().pop_front_if(|doomed| is_due(doomed)) {
-            due.extend(keys);
-        }
+        let due: Vec<ChunkKey> = {
+            let mut doomed = self.doomed.lock();
+            let num_due = doomed.iter().take_while(|(since, _)| since.elapsed() >= DOOMED_FOR).count();
+            doomed.drain(..num_due).flat_map(|(_, keys)| keys).collect()
+        };
         if due.is_empty() {
             return;
         }
