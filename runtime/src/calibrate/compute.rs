@@ -9,7 +9,7 @@ use keepsake_model::{Batch, Runner};
 use keepsake_tiers::eviction::CostCurve;
 use serde::{Deserialize, Serialize};
 
-use super::samples::median_seconds;
+use super::samples::median;
 use super::Subject;
 
 /// Blocks of the scratch pool: enough for contexts that no cache of a processor holds, little beside any device tier.
@@ -18,9 +18,11 @@ const MAX_BLOCKS: usize = 128;
 const ROWS: usize = 8;
 /// The shortest context.
 const FIRST_CONTEXT: usize = 32;
-/// No further length is begun after this; a curve goes on as the straight line it ends with.
+/// No longer context is begun after this; a curve goes on as the straight line it ends with.
+const TIME_FIRST: Duration = Duration::from_millis(800);
+/// No further round over all lengths is begun after this.
 const TIME_ALL: Duration = Duration::from_millis(2_500);
-const TIME_EACH: Duration = Duration::from_millis(60);
+const ROUNDS: std::ops::RangeInclusive<usize> = 3..=9;
 /// The least share of a step that its rows are taken to cost, when noise says less.
 const LEAST_SHARE: f64 = 0.02;
 
@@ -81,12 +83,27 @@ pub(super) fn measure(subject: &Subject) -> anyhow::Result<ComputeCosts> {
     let mut bench = Bench::new(subject, num_blocks)?;
     let longest = subject.max_context.min(subject.model.hparams.max_context).min(num_blocks * chunk_tokens);
     let started = Instant::now();
-    let mut steps: Vec<Steps> = Vec::new();
+    let mut lengths: Vec<Length> = Vec::new();
     let mut context = FIRST_CONTEXT.max(chunk_tokens).min(longest);
-    while context <= longest && (steps.is_empty() || started.elapsed() < TIME_ALL) {
-        steps.push(bench.steps_at(context)?);
+    while context <= longest && (lengths.is_empty() || started.elapsed() < TIME_FIRST) {
+        let mut length = bench.length(context);
+        // Unmeasured: it touches memory.
+        bench.sample(&mut length)?;
+        length.samples.clear();
+        lengths.push(length);
         context *= 2;
     }
+    // Round after round over all lengths: whatever else the machine does for a moment hits each a little, and no median.
+    let (least, most) = (*ROUNDS.start(), *ROUNDS.end());
+    for round in 0..most {
+        if round >= least && started.elapsed() >= TIME_ALL {
+            break;
+        }
+        for length in &mut lengths {
+            bench.sample(length)?;
+        }
+    }
+    let steps: Vec<Steps> = lengths.iter().map(Length::steps).collect();
     Ok(split(&steps, chunk_tokens))
 }
 
@@ -115,6 +132,21 @@ fn split(steps: &[Steps], chunk_tokens: usize) -> ComputeCosts {
     ComputeCosts { step, chunks: chunks.collect(), decode }
 }
 
+/// Steps at one context length: a chunk, one decode row, and many.
+struct Length {
+    context: usize,
+    batches: [Batch; 3],
+    /// Seconds of each batch, by round.
+    samples: Vec<[f64; 3]>,
+}
+
+impl Length {
+    fn steps(&self) -> Steps {
+        let of = |batch: usize| median(self.samples.iter().map(|seconds| seconds[batch]).collect());
+        Steps { context: self.context, chunk: of(0), one_row: of(1), many_rows: of(2) }
+    }
+}
+
 struct Bench {
     runner: Runner,
     num_blocks: usize,
@@ -137,13 +169,22 @@ impl Bench {
         Ok(Self { runner, num_blocks, chunk_tokens: layout.chunk_tokens, vocab_size })
     }
 
-    fn steps_at(&mut self, context: usize) -> anyhow::Result<Steps> {
+    fn length(&self, context: usize) -> Length {
         let rows = self.chunk_tokens.min(context);
-        let chunk = self.batch(1, context - rows, rows);
-        let one_row = self.batch(1, context - 1, 1);
-        let many_rows = self.batch(ROWS, context - 1, 1);
-        let mut seconds = |batch: &Batch| median_seconds(TIME_EACH, || self.runner.forward(batch).map(|_| ()));
-        Ok(Steps { context, chunk: seconds(&chunk)?, one_row: seconds(&one_row)?, many_rows: seconds(&many_rows)? })
+        let batches =
+            [self.batch(1, context - rows, rows), self.batch(1, context - 1, 1), self.batch(ROWS, context - 1, 1)];
+        Length { context, batches, samples: Vec::new() }
+    }
+
+    fn sample(&mut self, length: &mut Length) -> anyhow::Result<()> {
+        let mut seconds = [0.0; 3];
+        for (seconds, batch) in seconds.iter_mut().zip(&length.batches) {
+            let begin = Instant::now();
+            self.runner.forward(batch)?;
+            *seconds = begin.elapsed().as_secs_f64();
+        }
+        length.samples.push(seconds);
+        Ok(())
     }
 
     /// `rows` rows from `position` on of each stream, the last one sampled. Streams begin at different blocks and overlap where the
