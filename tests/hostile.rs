@@ -295,6 +295,17 @@ fn heads_that_no_client_should_send() {
     let answer = request(&format!("{line}host: localhost\r\ncontent-type: application/json; charset=utf-8\r\n"));
     assert_eq!(answer.expect("an answer").status, 200);
 
+    let encoded = |encoding: &str| {
+        let head = format!("{line}host: localhost\r\n{json_type}content-encoding: {encoding}\r\n");
+        request(&head).expect("an answer")
+    };
+    for encoding in ["gzip", "br", "identity, gzip", "deflate\r\ncontent-encoding: identity"] {
+        let answer = encoded(encoding);
+        assert_refused(&answer, 415, encoding);
+        assert_eq!(answer.refusal(), "unsupported_content_encoding");
+    }
+    assert_eq!(encoded("identity").status, 200);
+
     // Not HTTP, or nearly: an answer in the 400s, or a closed connection.
     let heads: [&[u8]; 12] = [
         b"\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"\x00\xff\xfe\r\n\r\n",
@@ -321,6 +332,23 @@ fn heads_that_no_client_should_send() {
         connection.answer().expect("an answer")
     };
     assert_refused(&answer, 431, "a head of 100 KB");
+    assert_serves(&server);
+    server.finish();
+}
+
+/// A client that sends its body drop by drop holds nothing for ever.
+#[test]
+fn bodies_that_never_end() {
+    let server = Server::start(Settings::roomy(ModelKind::Tiny).set("server", "body_timeout", "\"500ms\""));
+    let head = "POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    for rest in ["content-length: 1000\r\n\r\n{\"input\": \"a", "transfer-encoding: chunked\r\n\r\n5\r\n{\"inp\r\n"] {
+        let mut connection = Connection::open(&server.address);
+        connection.send(format!("{head}{rest}").as_bytes());
+        let answer = connection.answer().expect("an answer");
+        assert_refused(&answer, 408, rest);
+        assert_eq!(answer.refusal(), "request_timeout");
+        assert!(connection.answer().is_none(), "the connection is closed");
+    }
     assert_serves(&server);
     server.finish();
 }

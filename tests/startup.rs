@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::path::Path;
 
 use keepsake_tests::{run_to_end, ModelKind, Server, Settings};
+use serde_json::Value;
 
 /// Exit code and the lines on standard error of a server that should not start.
 fn refused(toml: &str) -> (Option<i32>, Vec<String>) {
@@ -72,4 +74,53 @@ fn a_data_folder_in_use_is_refused() {
     assert_eq!(code, Some(1), "{lines:?}");
     keepsake_tests::Ask::new("Still there?").max(4).send(&server.client);
     server.finish();
+}
+
+/// What work costs here is measured by the first start and read by the second; a file that is no such thing is measured again.
+#[test]
+fn costs_are_measured_once() {
+    let settings = Settings::tiers(ModelKind::Tiny, 64, 16, 64).set("scheduler", "calibrate", "\"auto\"");
+    let server = Server::start(settings);
+    let file = server.log.field("calibrated", "file").expect("the first start measures");
+    assert_eq!(server.log.field("calibration read", "file"), None);
+    let path = Path::new(file.as_str().expect("a path")).to_owned();
+    let stored: Value = serde_json::from_slice(&fs::read(&path).expect("the file is kept")).expect("JSON");
+    assert_eq!(stored["costs"]["tiers"].as_array().map(Vec::len), Some(2), "{stored}");
+
+    let stopped = server.finish();
+    assert!(path.starts_with(stopped.cache()), "{}", path.display());
+    let server = stopped.start();
+    assert_eq!(server.log.field("calibration read", "file"), Some(file.clone()));
+    assert_eq!(server.log.field("calibrated", "file"), None);
+
+    let stopped = server.finish();
+    fs::write(&path, "{}").expect("writable");
+    let server = stopped.start();
+    assert_eq!(server.log.field("calibrated", "file"), Some(file));
+    server.finish();
+}
+
+#[test]
+fn the_table_of_costs_is_printed_with_its_file() {
+    let folder = tempfile::tempdir().expect("a folder for the configuration");
+    let file = folder.path().join("keepsake.toml");
+    let tiers =
+        "[[tiers]]\nkind = \"device\"\ncapacity = \"4 MiB\"\n[[tiers]]\nkind = \"dram\"\ncapacity = \"1 MiB\"\n";
+    fs::write(&file, format!("[model]\ndummy = \"tiny\"\n{tiers}")).expect("a writable folder");
+    let config = file.to_string_lossy().into_owned();
+    let run = |extra: &[&str]| {
+        let arguments = [&["calibrate", "--config", &config][..], extra].concat();
+        let output = run_to_end(&arguments, folder.path());
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let first = run(&[]);
+    for words in ["attention ms", "dram -> device", "device -> dram", "GB/s", "measured in"] {
+        assert!(first.contains(words), "{words:?} in\n{first}");
+    }
+    let costs = |json: &str| serde_json::from_str::<Value>(json).expect("JSON")["costs"].clone();
+    let read = costs(&run(&["--json"]));
+    assert!(read["step"].as_f64().is_some_and(|seconds| seconds > 0.0), "{read}");
+    assert!(run(&[]).contains("read from"));
+    assert_ne!(costs(&run(&["--json", "--force"])), read, "two measurements agree to the last digit");
 }

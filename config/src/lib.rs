@@ -29,7 +29,7 @@ pub use error::ConfigError;
 pub use machine::Machine;
 pub use model::{DeviceConfig, DeviceKind, ModelConfig};
 pub use paths::{cache_dir, data_dir};
-pub use scheduler::{QueueOrder, SchedulerConfig};
+pub use scheduler::{CalibrateMode, QueueOrder, SchedulerConfig};
 pub use server::ServerConfig;
 pub use sessions::{LogFormat, Secret, SessionsConfig, TelemetryConfig, TenantConfig};
 pub use tiers::{RocksOptions, TierConfig};

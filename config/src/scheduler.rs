@@ -31,6 +31,11 @@ pub struct SchedulerConfig {
     /// With a cache-aware queue, a request that has waited for this long is not overtaken any more. Default `30s`, 0s to 1h.
     #[serde(with = "crate::units::duration")]
     pub queue_age_bound: Duration,
+    /// What queued requests will use is evicted after everything else. Default true.
+    pub protect_queued: bool,
+    /// `"auto"`: what work costs on this machine is measured at the first start and read at later ones; `"off"`: it is guessed.
+    /// Default `"auto"`.
+    pub calibrate: CalibrateMode,
 }
 
 /// The order of waiting requests.
@@ -42,6 +47,15 @@ pub enum QueueOrder {
     CacheAware,
     /// First come, first served.
     Arrival,
+}
+
+/// Where the scheduler's costs come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CalibrateMode {
+    #[default]
+    Auto,
+    Off,
 }
 
 impl Default for SchedulerConfig {
@@ -56,6 +70,8 @@ impl Default for SchedulerConfig {
             load_timeout: Duration::from_secs(5),
             queue: QueueOrder::CacheAware,
             queue_age_bound: Duration::from_secs(30),
+            protect_queued: true,
+            calibrate: CalibrateMode::Auto,
         }
     }
 }

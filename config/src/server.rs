@@ -20,6 +20,9 @@ pub struct ServerConfig {
     /// Largest request body. Default `8 MiB`, 1 KiB to 1 GiB.
     #[serde(with = "units::size")]
     pub max_body: ByteSize,
+    /// Time that a request's body may take to arrive; later gets 408. Default `60s`, 100ms to 1h.
+    #[serde(with = "units::duration")]
+    pub body_timeout: Duration,
     /// Requests that may wait for the scheduler; one more gets 429 with Retry-After. Default 256, 1 to 100000.
     pub max_queued: usize,
     /// Threads that serve HTTP. Default 2, 1 to 1024.
@@ -40,6 +43,7 @@ impl Default for ServerConfig {
             bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 8000)),
             allow_unauthenticated: false,
             max_body: ByteSize::mib(8),
+            body_timeout: Duration::from_secs(60),
             max_queued: 256,
             http_workers: 2,
             shutdown_deadline: Duration::from_secs(30),
@@ -56,8 +60,9 @@ impl ServerConfig {
         number_in("server.max_queued", self.max_queued, 1, 100_000)?;
         number_in("server.http_workers", self.http_workers, 1, 1024)?;
         duration_in("server.shutdown_deadline", self.shutdown_deadline, Duration::ZERO, hour)?;
-        let ping = Duration::from_millis(100);
-        duration_in("server.keep_alive_ping", self.keep_alive_ping, ping, hour)?;
+        let tenth = Duration::from_millis(100);
+        duration_in("server.body_timeout", self.body_timeout, tenth, hour)?;
+        duration_in("server.keep_alive_ping", self.keep_alive_ping, tenth, hour)?;
         match self.allowed_hosts.iter().position(|host| host.trim().is_empty()) {
             Some(i) => Err(ConfigError::invalid(format!("server.allowed_hosts[{i}]"), "\"\"", "empty host name")),
             None => Ok(()),

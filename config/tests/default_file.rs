@@ -21,7 +21,7 @@ fn file_equals_default() {
 fn normal(section: &toml::Value) -> toml::Value {
     let mut section = section.clone();
     if let Some(table) = section.as_table_mut() {
-        for key in ["shutdown_deadline", "keep_alive_ping", "load_timeout", "idle_after", "ttl"] {
+        for key in ["shutdown_deadline", "body_timeout", "keep_alive_ping", "load_timeout", "idle_after", "ttl"] {
             if table.contains_key(key) {
                 table.insert(key.into(), "a duration".into());
             }

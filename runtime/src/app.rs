@@ -6,9 +6,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use actix::{Actor, Addr, Arbiter};
 use anyhow::Context;
-use dashmap::DashMap;
-use keepsake_config::{Config, ConfigError, RocksOptions};
-use keepsake_kernels::{Device, DeviceKind, KvPool};
+use keepsake_config::{CalibrateMode, Config, ConfigError, RocksOptions};
+use keepsake_kernels::{Device, DeviceKind, KvLayout, KvPool};
 use keepsake_model::chat::ChatTemplate;
 use keepsake_model::{Model, ModelSource};
 use keepsake_tiers::eviction::POLICIES;
@@ -21,9 +20,10 @@ use tempfile::TempDir;
 use crate::actors::eviction::EvictionActor;
 use crate::actors::gpu_worker::{self, GpuWorkerActor};
 use crate::actors::scheduler::{Connect, SchedulerActor, Wiring};
-use crate::actors::session::SessionParts;
-use crate::actors::store::{self, StoreActor};
+use crate::actors::session::{LiveTurns, SessionParts};
+use crate::actors::store::{self, StoreActor, StoreParts};
 use crate::actors::tier::{self, TierActor, TierParts};
+use crate::calibrate::{self, Origin, Subject};
 use crate::core::{CoreConfig, Costs, PolicyChoice, QueueOrder, Scheduler, TierIndex, TierSpec};
 use crate::gateway::{Gateway, ModelCard, Observed};
 use crate::http;
@@ -85,8 +85,7 @@ pub struct Engine {
 impl Engine {
     /// Loads the model, opens the tiers and starts the actors; within a running actix system.
     pub fn start(config: &Config) -> anyhow::Result<Self> {
-        let device = Device::open(device_kind(config), config.device.threads)?;
-        let model = Arc::new(load_model(config, &device)?);
+        let (device, model) = open_model(config)?;
         tracing::info!(
             model = model.name(),
             weight_bytes = model.weight_bytes(),
@@ -110,15 +109,7 @@ impl Engine {
         let num_blocks = (config.tiers[0].capacity.as_u64() / chunk_bytes as u64) as usize;
         let pool = Arc::new(KvPool::new(&device, layout, num_blocks)?);
         let blocks = Arc::new(BlockPool::new(num_blocks));
-        let scope = KeyScope {
-            model: model.fingerprint(),
-            layout,
-            dtype: "f16".to_owned(),
-            rank: 0,
-            num_ranks: 1,
-            backend: "cpu".to_owned(),
-            numeric_version: device.numeric_version(),
-        };
+        let scope = key_scope(&model, &device, layout);
         let (store, turns_folder) = open_turn_store(config)?;
         let store = Arc::new(store);
         let device_tier = Arc::new(DeviceTier::new(config.tiers[0].name(), Arc::clone(&pool), Arc::clone(&blocks))?);
@@ -128,10 +119,10 @@ impl Engine {
         let mover = Arc::new(MoverPool::new(layout, mover_config)?);
         let metrics = Arc::new(Metrics::new());
 
-        let max_context = config.model.max_context.unwrap_or(usize::MAX).min(model.hparams.max_context);
-        let costs = Costs::unmeasured(tiers.len());
-        let mut core =
-            Scheduler::new(core_config(config, max_context, costs), blocks, tier_specs(config, &tiers, chunk_bytes));
+        let costs = costs(config, &subject(config, &model, &device, &scope));
+        let core_config = core_config(config, max_context(config, &model), costs);
+        let mut core = Scheduler::new(core_config, blocks, tier_specs(config, &tiers, chunk_bytes));
+        remove_doomed(&store, &tiers)?;
         recover(&mut core, &tiers)?;
         let limit = core.limit();
 
@@ -178,9 +169,20 @@ impl Engine {
         }));
 
         let num_permits = config.server.max_queued + config.scheduler.max_running;
+        let live = Arc::new(LiveTurns::new());
         let store_actor = {
             let durable = tiers.iter().filter(|t| t.capability().durable).cloned().collect();
-            let actor = StoreActor::start_threads(Arc::clone(&store), durable, num_permits, Arc::clone(&metrics));
+            let parts = StoreParts {
+                store: Arc::clone(&store),
+                durable,
+                live: Arc::clone(&live),
+                scheduler: scheduler.clone().recipient(),
+                secret: store.secret(),
+                fingerprint: scope.fingerprint(),
+                chunk_tokens: layout.chunk_tokens,
+                metrics: Arc::clone(&metrics),
+            };
+            let actor = StoreActor::start_threads(parts, num_permits);
             StoreActor::start_in_arbiter(&tier_arbiter.handle(), move |_| actor)
         };
         let card = ModelCard {
@@ -194,7 +196,7 @@ impl Engine {
             scheduler: scheduler.clone(),
             store: store_actor,
             turn_store: Arc::clone(&store),
-            live: DashMap::new(),
+            live,
             num_sessions: AtomicU64::new(0),
             next_sequence: AtomicU64::new(0),
             metrics,
@@ -282,6 +284,70 @@ fn device_kind(config: &Config) -> DeviceKind {
     }
 }
 
+/// What `keepsake calibrate` measures: the configured model on the configured device and tiers.
+pub fn calibration_subject(config: &Config) -> anyhow::Result<Subject> {
+    check_names(config)?;
+    let (device, model) = open_model(config)?;
+    let layout = model.kv_layout(config.scheduler.chunk_tokens);
+    config.check_device_pool(layout.chunk_bytes() as u64)?;
+    Ok(subject(config, &model, &device, &key_scope(&model, &device, layout)))
+}
+
+fn subject(config: &Config, model: &Arc<Model>, device: &Device, scope: &KeyScope) -> Subject {
+    Subject {
+        model: Arc::clone(model),
+        device: device.clone(),
+        layout: scope.layout,
+        layout_id: scope.layout_id(),
+        max_context: max_context(config, model),
+        tiers: config.tiers.clone(),
+    }
+}
+
+/// What the core reckons with: measured now or earlier. Without a measurement it guesses, and serves all the same.
+fn costs(config: &Config, subject: &Subject) -> Costs {
+    let guessed = || Costs::unmeasured(config.tiers.len() - 1);
+    if config.scheduler.calibrate == CalibrateMode::Off {
+        return guessed();
+    }
+    match calibrate::obtain(subject, false) {
+        Ok(obtained) => {
+            let file = obtained.path.display();
+            match obtained.origin {
+                Origin::Measured => tracing::info!(seconds = obtained.calibration.seconds, %file, "calibrated"),
+                Origin::File => tracing::info!(%file, "calibration read"),
+            }
+            obtained.calibration.costs
+        }
+        Err(error) => {
+            tracing::warn!(error = format!("{error:#}"), "calibration failed: costs are guessed");
+            guessed()
+        }
+    }
+}
+
+fn max_context(config: &Config, model: &Model) -> usize {
+    config.model.max_context.unwrap_or(usize::MAX).min(model.hparams.max_context)
+}
+
+fn key_scope(model: &Model, device: &Device, layout: KvLayout) -> KeyScope {
+    KeyScope {
+        model: model.fingerprint(),
+        layout,
+        dtype: "f16".to_owned(),
+        rank: 0,
+        num_ranks: 1,
+        backend: "cpu".to_owned(),
+        numeric_version: device.numeric_version(),
+    }
+}
+
+fn open_model(config: &Config) -> anyhow::Result<(Device, Arc<Model>)> {
+    let device = Device::open(device_kind(config), config.device.threads)?;
+    let model = Arc::new(load_model(config, &device)?);
+    Ok((device, model))
+}
+
 fn load_model(config: &Config, device: &Device) -> anyhow::Result<Model> {
     let source = match &config.model.dummy {
         Some(shape) => ModelSource::Dummy(shape.clone()),
@@ -347,6 +413,7 @@ fn core_config(config: &Config, max_context: usize, costs: Costs) -> CoreConfig 
         steps_in_flight: scheduler.steps_in_flight,
         load_timeout: scheduler.load_timeout,
         moves_in_flight: MOVES_IN_FLIGHT,
+        protect_queued: scheduler.protect_queued,
         queue: match scheduler.queue {
             keepsake_config::QueueOrder::Arrival => QueueOrder::Arrival,
             keepsake_config::QueueOrder::CacheAware => QueueOrder::CacheAware { age_bound: scheduler.queue_age_bound },
@@ -368,6 +435,22 @@ fn tier_specs(config: &Config, tiers: &[Arc<dyn Tier>], chunk_bytes: usize) -> V
         policy: policy_choice(section),
     };
     tiers.iter().zip(&config.tiers[1..]).map(spec).collect()
+}
+
+/// Chunks of deleted turns that a kill may have brought back.
+fn remove_doomed(store: &TurnStore, tiers: &[Arc<dyn Tier>]) -> anyhow::Result<()> {
+    let doomed = store.doomed_chunks()?;
+    if doomed.is_empty() {
+        return Ok(());
+    }
+    for tier in tiers.iter().filter(|tier| tier.capability().durable) {
+        for key in &doomed {
+            tier.remove(key)?;
+        }
+        tier.flush()?;
+    }
+    tracing::info!(chunks = doomed.len(), "chunks of deleted turns removed");
+    Ok(store.forget_doomed(&doomed)?)
 }
 
 /// Tells the core which chunks durable tiers kept, the least recently active first.

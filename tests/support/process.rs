@@ -31,6 +31,11 @@ impl Stopped {
         self.folder.path().join("data")
     }
 
+    /// The cache folder, `$XDG_CACHE_HOME`.
+    pub fn cache(&self) -> PathBuf {
+        self.folder.path().join("cache")
+    }
+
     /// The rocks tier's folder, with `kv/` and `turns/` in it.
     pub fn rocks(&self) -> PathBuf {
         self.settings.rocks_in(&self.data())
@@ -52,6 +57,7 @@ impl Stopped {
             .arg("--config")
             .arg(&config)
             .env("XDG_DATA_HOME", self.data())
+            .env("XDG_CACHE_HOME", self.cache())
             .current_dir(self.folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -222,6 +228,7 @@ pub fn run_to_end(arguments: &[&str], data: &Path) -> Output {
     command
         .args(arguments)
         .env("XDG_DATA_HOME", data)
+        .env("XDG_CACHE_HOME", data.join("cache"))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());

@@ -37,6 +37,7 @@ pub struct Settings {
     rocks_folder: Option<PathBuf>,
     write_buffer_bytes: u64,
     turns_bytes: u64,
+    turn_ttl: Option<&'static str>,
     /// Section to key to TOML value.
     sections: BTreeMap<&'static str, BTreeMap<&'static str, String>>,
     tenants: Vec<(&'static str, &'static str)>,
@@ -58,6 +59,7 @@ impl Settings {
             rocks_folder: None,
             write_buffer_bytes: 4 << 20,
             turns_bytes: 64 << 20,
+            turn_ttl: None,
             sections: BTreeMap::new(),
             tenants: Vec::new(),
         }
@@ -82,6 +84,12 @@ impl Settings {
 
     pub fn turns_bytes(mut self, bytes: u64) -> Self {
         self.turns_bytes = bytes;
+        self
+    }
+
+    /// Turns this old are forgotten; needs a rocks tier.
+    pub fn turn_ttl(mut self, ttl: &'static str) -> Self {
+        self.turn_ttl = Some(ttl);
         self
     }
 
@@ -119,6 +127,8 @@ impl Settings {
         server.entry("bind").or_insert_with(|| quoted("127.0.0.1:0"));
         let telemetry = sections.entry("telemetry").or_default();
         telemetry.entry("format").or_insert_with(|| quoted("json"));
+        // Seconds at each of a hundred starts, for costs that no result depends on.
+        sections.entry("scheduler").or_default().entry("calibrate").or_insert_with(|| quoted("off"));
         let model = sections.entry("model").or_default();
         match self.model {
             ModelKind::Demo => model.entry("path").or_insert_with(|| quoted(&demo_model().to_string_lossy())),
@@ -146,6 +156,9 @@ impl Settings {
             if kind == "rocks" {
                 toml.push_str(&format!("write_buffer = \"{} B\"\n", self.write_buffer_bytes));
                 toml.push_str(&format!("turns_capacity = \"{} B\"\n", self.turns_bytes));
+                if let Some(ttl) = self.turn_ttl {
+                    toml.push_str(&format!("turn_ttl = {}\n", quoted(ttl)));
+                }
                 if let Some(folder) = &self.rocks_folder {
                     toml.push_str(&format!("path = {}\n", quoted(&folder.to_string_lossy())));
                 }

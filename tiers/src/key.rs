@@ -3,13 +3,37 @@
 //! A chunk's key names everything that its K/V depends on: the tenant, the model and layout, and all tokens up to its
 //! end. So the key *is* the prefix, and equal keys mean equal bytes, whoever computed them.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use keepsake_kernels::KvLayout;
 
 /// 128 bits that name a chunk. Not guessable without the tenant's salt.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkKey(pub [u8; 16]);
+
+/// A map by chunk key. Keys are outputs of a keyed hash, so nobody can choose them to collide: hashing them again is wasted.
+pub type ChunkMap<V> = HashMap<ChunkKey, V, BuildHasherDefault<KeyHasher>>;
+
+/// Takes the bytes it is given as they are: for keys that are random already.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for part in bytes.chunks_exact(8) {
+            self.0 ^= u64::from_le_bytes(part.try_into().expect("eight bytes"));
+        }
+    }
+
+    /// The length of the key.
+    fn write_usize(&mut self, _: usize) {}
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
 
 impl ChunkKey {
     /// The key of the chunk that follows this one and holds `tokens`.

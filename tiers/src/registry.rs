@@ -93,15 +93,9 @@ impl Registry {
         self.constructors.keys().map(String::as_str)
     }
 
-    /// Opens the tier that a section of the configuration describes.
+    /// Opens the tier that a section of the configuration describes, and says so in the log.
     pub fn open(&self, config: &TierConfig, context: &TierContext) -> Result<Arc<dyn Tier>> {
-        let Some(constructor) = self.constructors.get(&config.kind) else {
-            let kinds: Vec<&str> = self.kinds().collect();
-            let reason = format!("no such kind of tier; known are {}", kinds.join(", "));
-            let path = format!("{}.kind", context.toml_path);
-            return Err(ConfigError::invalid(path, format!("{:?}", config.kind), reason).into());
-        };
-        let tier = constructor(config, context)?;
+        let tier = self.open_quietly(config, context)?;
         let usage = tier.usage();
         tracing::info!(
             tier = tier.name(),
@@ -111,6 +105,17 @@ impl Registry {
             "tier opened"
         );
         Ok(tier)
+    }
+
+    /// As [`Registry::open`], for a tier that nobody is served from.
+    pub fn open_quietly(&self, config: &TierConfig, context: &TierContext) -> Result<Arc<dyn Tier>> {
+        let Some(constructor) = self.constructors.get(&config.kind) else {
+            let kinds: Vec<&str> = self.kinds().collect();
+            let reason = format!("no such kind of tier; known are {}", kinds.join(", "));
+            let path = format!("{}.kind", context.toml_path);
+            return Err(ConfigError::invalid(path, format!("{:?}", config.kind), reason).into());
+        };
+        constructor(config, context)
     }
 }
 

@@ -12,7 +12,8 @@ use crate::core::{CommandKind, CoreCounters, Rejected, Scheduler, SequenceEvent,
 use crate::messages::eviction::PressureRose;
 use crate::messages::observe::Observe;
 use crate::messages::scheduler::{
-    Drain, MoveEnded, ProposeEvictions, SequenceProgressed, StepDone, StopSequence, SubmitSequence, TierReported,
+    Drain, ForgetChunks, MoveEnded, ProposeEvictions, SequenceProgressed, StepDone, StopSequence, SubmitSequence,
+    TierReported,
 };
 use crate::messages::tier::CarryOut;
 use crate::messages::worker::RunStep;
@@ -111,6 +112,7 @@ impl SchedulerActor {
             let computed = since(&self.published.chunks_compute_chosen, &counted.chunks_compute_chosen);
             metrics.load_decisions(&tier.name, loaded, computed);
         }
+        metrics.chunks_forgotten.inc_by(self.published.chunks_forgotten - counted.chunks_forgotten);
         metrics.pins.set(self.core.num_pins() as i64);
     }
 
@@ -179,6 +181,16 @@ impl Handler<StopSequence> for SchedulerActor {
 
     fn handle(&mut self, StopSequence { id, keep }: StopSequence, _: &mut Self::Context) {
         self.core.stop(id, keep, self.clock.now());
+        self.eviction_stalled = false;
+        self.pump();
+    }
+}
+
+impl Handler<ForgetChunks> for SchedulerActor {
+    type Result = ();
+
+    fn handle(&mut self, message: ForgetChunks, _: &mut Self::Context) {
+        self.core.forget(message.root, &message.tokens, message.keep_tokens, self.clock.now());
         self.eviction_stalled = false;
         self.pump();
     }

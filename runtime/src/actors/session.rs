@@ -37,6 +37,9 @@ const MANY_SESSIONS: usize = 512;
 /// Turns beyond which an idle session leaves memory (forks of one turn, mostly).
 const MANY_TURNS: usize = 1024;
 
+/// Sessions by the turns that they hold.
+pub type LiveTurns = DashMap<TurnId, Addr<SessionActor>>;
+
 /// What every session needs; shared.
 pub struct SessionParts {
     pub model: Arc<Model>,
@@ -45,7 +48,7 @@ pub struct SessionParts {
     /// Only its health is asked here.
     pub turn_store: Arc<TurnStore>,
     /// Where a live session holds a turn, by the turn's id.
-    pub live: DashMap<TurnId, Addr<SessionActor>>,
+    pub live: Arc<LiveTurns>,
     pub num_sessions: AtomicU64,
     pub next_sequence: AtomicU64,
     pub metrics: Arc<Metrics>,

@@ -1,16 +1,20 @@
-//! Owns: the turn store. Receives: `SaveTurn`, `LoadTurns`, `LoadTurn`, `DeleteTurn`. Sends: answers only. Never: reads or writes on
-//! its own thread; keeps turns in memory.
+//! Owns: the turn store. Receives: `SaveTurn`, `LoadTurns`, `LoadTurn`, `DeleteTurn`. Sends: answers, `ForgetChunks` of what was
+//! deleted or has expired, `ForgetTurn` of what has expired. Never: reads or writes on its own thread; keeps turns in memory.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use actix::{Actor, AsyncContext, Context, Handler, MessageResult, ResponseFuture};
+use actix::{Actor, AsyncContext, Context, Handler, MessageResult, Recipient, ResponseFuture};
 use crossbeam_channel::{bounded, Sender, TrySendError};
-use keepsake_tiers::{Tier, TierError, TurnRecord, TurnStore};
+use keepsake_tiers::{ChunkKey, KeyChain, KeysOf, Removed, RemovedLog, Tier, TierError, TurnRecord, TurnStore};
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use crate::actors::session::LiveTurns;
 use crate::messages::observe::Observe;
-use crate::messages::session::{TenantId, TurnError, TurnId};
+use crate::messages::scheduler::ForgetChunks;
+use crate::messages::session::{ForgetTurn, TenantId, TurnError, TurnId};
 use crate::messages::store::{DeleteTurn, LoadTurn, LoadTurns, SaveTurn};
 use crate::telemetry::metrics::Metrics;
 
@@ -18,48 +22,72 @@ use crate::telemetry::metrics::Metrics;
 pub const THREAD_PREFIX: &str = "store-";
 
 const NUM_THREADS: usize = 2;
-const EXPIRE_EVERY: Duration = Duration::from_secs(600);
+/// Expired turns are looked for four times in a TTL, but at least and at most this often.
+const EXPIRE_EVERY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(600)];
+/// Chunks of deleted turns are taken to be gone from durable tiers after this: removals wait for copies and for sequences in flight.
+const DOOMED_FOR: Duration = Duration::from_secs(30);
 const HEALTH_EVERY: Duration = Duration::from_secs(1);
 
-type Job = Box<dyn FnOnce(&TurnStore) + Send>;
+type Job = Box<dyn FnOnce(&Parts) + Send>;
+
+/// What the store's threads work with.
+pub struct StoreParts {
+    pub store: Arc<TurnStore>,
+    /// Tiers that hold chunks over a restart.
+    pub durable: Vec<Arc<dyn Tier>>,
+    pub live: Arc<LiveTurns>,
+    pub scheduler: Recipient<ForgetChunks>,
+    /// Secret that tenants' chunk keys are salted with.
+    pub secret: [u8; 32],
+    /// Of weights, layout, dtype, backend and its numeric version.
+    pub fingerprint: [u8; 32],
+    pub chunk_tokens: usize,
+    pub metrics: Arc<Metrics>,
+}
+
+/// [`StoreParts`] and what the threads share beside them.
+struct Parts {
+    given: StoreParts,
+    keys_of: KeysOf,
+    /// Chunks of deleted turns, and since when; see [`TurnStore::delete`].
+    doomed: Mutex<VecDeque<(Instant, Vec<ChunkKey>)>>,
+}
 
 pub struct StoreActor {
-    store: Arc<TurnStore>,
-    /// Only their health is looked at, for the gauge.
-    durable: Vec<Arc<dyn Tier>>,
+    parts: Arc<Parts>,
     jobs: Sender<Job>,
-    metrics: Arc<Metrics>,
 }
 
 impl StoreActor {
     /// `queue` is the number of reads that may wait; beyond it callers get `Overloaded`.
-    pub fn start_threads(
-        store: Arc<TurnStore>,
-        durable: Vec<Arc<dyn Tier>>,
-        queue: usize,
-        metrics: Arc<Metrics>,
-    ) -> Self {
+    pub fn start_threads(given: StoreParts, queue: usize) -> Self {
+        let (secret, fingerprint, chunk_tokens) = (given.secret, given.fingerprint, given.chunk_tokens);
+        let keys_of: KeysOf = Arc::new(move |log| {
+            let mut keys = KeyChain::chunk_keys(root_key(&secret, &fingerprint, log), &log.tokens, chunk_tokens);
+            keys.split_off((log.num_kept / chunk_tokens).min(keys.len()))
+        });
+        let parts = Arc::new(Parts { given, keys_of, doomed: Mutex::default() });
         let (jobs, receiver) = bounded::<Job>(queue);
         for index in 0..NUM_THREADS {
-            let store = Arc::clone(&store);
+            let parts = Arc::clone(&parts);
             let receiver = receiver.clone();
             std::thread::Builder::new()
                 .name(format!("{THREAD_PREFIX}{index}"))
-                .spawn(move || receiver.iter().for_each(|job| job(&store)))
+                .spawn(move || receiver.iter().for_each(|job| job(&parts)))
                 .expect("the operating system can start one more thread at start-up");
         }
-        Self { store, durable, jobs, metrics }
+        Self { parts, jobs }
     }
 
     /// Runs `work` on a store thread.
     fn run<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&TurnStore) -> Result<T, TurnError> + Send + 'static,
+        work: impl FnOnce(&Parts) -> Result<T, TurnError> + Send + 'static,
     ) -> ResponseFuture<Result<T, TurnError>> {
         let (sender, receiver) = oneshot::channel();
-        let job: Job = Box::new(move |store| {
+        let job: Job = Box::new(move |parts| {
             // The asker may have gone away meanwhile.
-            let _ = sender.send(work(store));
+            let _ = sender.send(work(parts));
         });
         let queued = self.jobs.try_send(job);
         Box::pin(async move {
@@ -72,25 +100,71 @@ impl StoreActor {
     }
 }
 
+impl Parts {
+    /// The chunks of removed turns may go, and sessions lose sight of them.
+    fn forget(&self, removed: Removed) {
+        let StoreParts { live, scheduler, secret, fingerprint, .. } = &self.given;
+        for id in removed.ids {
+            let session = live.get(&TurnId(id)).map(|session| session.clone());
+            if let Some(session) = session {
+                session.do_send(ForgetTurn(TurnId(id)));
+            }
+        }
+        for log in removed.logs {
+            let doomed = (self.keys_of)(&log);
+            if !doomed.is_empty() && !self.given.durable.is_empty() {
+                self.doomed.lock().push_back((Instant::now(), doomed));
+            }
+            let root = root_key(secret, fingerprint, &log);
+            scheduler.do_send(ForgetChunks { root, tokens: log.tokens, keep_tokens: log.num_kept });
+        }
+    }
+
+    fn expire(&self) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        match self.given.store.expire(now, &self.keys_of) {
+            Ok(removed) if removed.ids.is_empty() => {}
+            Ok(removed) => {
+                tracing::info!(num_turns = removed.ids.len(), "turns expired");
+                self.forget(removed);
+            }
+            Err(error) => tracing::warn!(%error, "turns could not be expired"),
+        }
+    }
+
+    /// Makes removals of some time ago final, so that the next start need not repeat them.
+    fn confirm_doomed(&self) {
+        let due: Vec<ChunkKey> = {
+            let mut doomed = self.doomed.lock();
+            let num_due = doomed.iter().take_while(|(since, _)| since.elapsed() >= DOOMED_FOR).count();
+            doomed.drain(..num_due).flat_map(|(_, keys)| keys).collect()
+        };
+        if due.is_empty() {
+            return;
+        }
+        let flushed = self.given.durable.iter().try_for_each(|tier| tier.flush());
+        if let Err(error) = flushed.and_then(|()| self.given.store.forget_doomed(&due)) {
+            tracing::warn!(%error, "chunks of deleted turns are not known to be gone: the next start removes them");
+        }
+    }
+}
+
 impl Actor for StoreActor {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.run_interval(HEALTH_EVERY, |actor, _| {
-            let is_ok = actor.store.health().is_ok() && actor.durable.iter().all(|tier| tier.health().is_ok());
-            actor.metrics.store_read_only.set(i64::from(!is_ok));
+            let StoreParts { store, durable, metrics, .. } = &actor.parts.given;
+            let is_ok = store.health().is_ok() && durable.iter().all(|tier| tier.health().is_ok());
+            metrics.store_read_only.set(i64::from(!is_ok));
         });
-        ctx.run_interval(EXPIRE_EVERY, |actor, _| {
-            let expire: Job = Box::new(|store| {
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-                match store.expire(now) {
-                    Ok(0) => {}
-                    Ok(num_turns) => tracing::info!(num_turns, "turns expired"),
-                    Err(error) => tracing::warn!(%error, "turns could not be expired"),
-                }
-            });
-            // A full queue means that readers wait: the next round is soon enough.
-            let _ = actor.jobs.try_send(expire);
+        let [least, most] = EXPIRE_EVERY;
+        // A full queue means that readers wait: the next round is soon enough.
+        ctx.run_interval((self.parts.given.store.ttl() / 4).clamp(least, most), |actor, _| {
+            let _ = actor.jobs.try_send(Box::new(|parts: &Parts| parts.expire()));
+        });
+        ctx.run_interval(DOOMED_FOR / 3, |actor, _| {
+            let _ = actor.jobs.try_send(Box::new(|parts: &Parts| parts.confirm_doomed()));
         });
     }
 }
@@ -101,11 +175,11 @@ impl Handler<SaveTurn> for StoreActor {
     fn handle(&mut self, SaveTurn(record): SaveTurn, _: &mut Self::Context) -> Self::Result {
         let parent = record.parent.map(TurnId);
         let (sender, receiver) = oneshot::channel();
-        let queued = self.store.put_then(vec![record], move |result| {
+        let queued = self.parts.given.store.put_then(vec![record], move |result| {
             // The session waits below for as long as it lives.
             let _ = sender.send(result);
         });
-        let metrics = Arc::clone(&self.metrics);
+        let metrics = Arc::clone(&self.parts.given.metrics);
         Box::pin(async move {
             queued.map_err(cannot_write)?;
             match receiver.await.map_err(|_| TurnError::ShuttingDown)? {
@@ -126,7 +200,8 @@ impl Handler<LoadTurns> for StoreActor {
     type Result = ResponseFuture<Result<Vec<TurnRecord>, TurnError>>;
 
     fn handle(&mut self, LoadTurns { tenant, id }: LoadTurns, _: &mut Self::Context) -> Self::Result {
-        self.run(move |store| {
+        self.run(move |parts| {
+            let store = &parts.given.store;
             visible(store, &tenant, id)?;
             store.path(&id.0).map_err(cannot_read)?.ok_or_else(|| not_found(id))
         })
@@ -137,7 +212,7 @@ impl Handler<LoadTurn> for StoreActor {
     type Result = ResponseFuture<Result<TurnRecord, TurnError>>;
 
     fn handle(&mut self, LoadTurn { tenant, id }: LoadTurn, _: &mut Self::Context) -> Self::Result {
-        self.run(move |store| visible(store, &tenant, id))
+        self.run(move |parts| visible(&parts.given.store, &tenant, id))
     }
 }
 
@@ -145,12 +220,12 @@ impl Handler<DeleteTurn> for StoreActor {
     type Result = ResponseFuture<Result<(), TurnError>>;
 
     fn handle(&mut self, DeleteTurn { tenant, id }: DeleteTurn, _: &mut Self::Context) -> Self::Result {
-        self.run(move |store| {
+        self.run(move |parts| {
+            let store = &parts.given.store;
             visible(store, &tenant, id)?;
-            match store.delete(&id.0).map_err(cannot_write)? {
-                true => Ok(()),
-                false => Err(not_found(id)),
-            }
+            let removed = store.delete(&id.0, Arc::clone(&parts.keys_of)).map_err(cannot_write)?;
+            parts.forget(removed.ok_or_else(|| not_found(id))?);
+            Ok(())
         })
     }
 }
@@ -159,14 +234,20 @@ impl Handler<Observe> for StoreActor {
     type Result = MessageResult<Observe>;
 
     fn handle(&mut self, _: Observe, _: &mut Self::Context) -> Self::Result {
-        let usage = self.store.usage();
+        let store = &self.parts.given.store;
+        let usage = store.usage();
         MessageResult(serde_json::json!({
-            "health": format!("{:?}", self.store.health()),
+            "health": format!("{:?}", store.health()),
             "used_bytes": usage.used_bytes,
             "capacity_bytes": usage.capacity_bytes,
             "queued": self.jobs.len(),
         }))
     }
+}
+
+/// The chain root of the log's tenant.
+fn root_key(secret: &[u8; 32], fingerprint: &[u8; 32], log: &RemovedLog) -> ChunkKey {
+    KeyChain::root(&KeyChain::tenant_salt(secret, &log.tenant), fingerprint)
 }
 
 /// Another tenant's turn is unknown.

@@ -1,9 +1,10 @@
-//! The command line: `keepsake serve | chat | bench | simulate | model fetch | config check | config default`.
+//! The command line: `keepsake serve | chat | bench | calibrate | simulate | model fetch | config check | config default`.
 //!
 //! May depend on everything in this crate; nothing depends on it. Each command is one file with its arguments; this
 //! one only dispatches. Every failure is one line on stderr, see [`exit_code`].
 
 pub mod bench;
+mod calibrate;
 pub mod chat;
 mod config;
 mod fetch;
@@ -39,6 +40,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Play traffic against the scheduler on a virtual clock, without a model.
     Simulate(Box<simulate::SimulateArgs>),
+    /// Measure what work costs on this machine, or print what was measured.
+    Calibrate(calibrate::CalibrateArgs),
     /// Models on this machine.
     #[command(subcommand)]
     Model(fetch::ModelCommand),
@@ -54,6 +57,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Chat(args) => chat::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Simulate(args) => simulate::run(*args),
+        Command::Calibrate(args) => calibrate::run(args),
         Command::Model(command) => fetch::run(command),
         Command::Config(command) => config::run(command),
     }

@@ -145,6 +145,9 @@ struct RunArgs {
     /// Who goes first when turns wait
     #[arg(long, value_name = "ORDER", default_value = "cache-aware")]
     queue: Order,
+    /// Evict what queued turns will use like everything else
+    #[arg(long)]
+    unprotected: bool,
     /// With a cache-aware queue: a turn that has waited for so many seconds is not overtaken any more
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
     age_bound: f64,
@@ -294,6 +297,7 @@ impl RunArgs {
             reserve: self.reserve,
             swap_out_below: self.swap_out_below,
             load_timeout: Duration::try_from_secs_f64(self.load_timeout).context("--load-timeout")?,
+            protect_queued: !self.unprotected,
             queue: match self.queue {
                 Order::Fcfs => QueueOrder::Arrival,
                 Order::CacheAware => QueueOrder::CacheAware {

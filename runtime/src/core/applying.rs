@@ -71,6 +71,7 @@ impl Scheduler {
         if self.directory.get(&key).is_none() {
             self.directory.insert(key, ChunkEntry::new(parent, index as u32, num_tiers, now));
         }
+        self.directory.learn_parent(&key, parent);
         let entry = self.directory.get_mut(&key).expect("inserted above");
         if entry.device() != OnDevice::Absent {
             return;

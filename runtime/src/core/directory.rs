@@ -1,11 +1,10 @@
 //! The chunk directory: which chunk is where, who uses it, and every legal change of that.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use keepsake_kernels::BlockId;
 use keepsake_tiers::eviction::{ChunkUse, Class};
-use keepsake_tiers::ChunkKey;
+use keepsake_tiers::{ChunkKey, ChunkMap};
 
 use super::command::TierIndex;
 
@@ -35,7 +34,7 @@ pub(super) enum InTier {
 /// Everything known of one chunk. Fields change through this impl only, so each legal transition stands here once.
 #[derive(Clone, Debug)]
 pub(super) struct ChunkEntry {
-    /// The key of the chunk before it: its chain root for the first.
+    /// The key of the chunk before it: its chain root for the first. Its own key while nobody knows: see [`Directory::learn_parent`].
     pub(super) parent: ChunkKey,
     /// Chunk index in its conversation.
     pub(super) position: u32,
@@ -57,6 +56,8 @@ pub(super) struct ChunkEntry {
     tier_reads: Vec<u32>,
     /// Loads that nobody waits for any more, because they came late.
     late_loads: u32,
+    /// Counted among its parent's followers.
+    is_counted: bool,
 }
 
 impl ChunkEntry {
@@ -75,6 +76,7 @@ impl ChunkEntry {
             device_reads: 0,
             tier_reads: vec![0; num_tiers],
             late_loads: 0,
+            is_counted: false,
         }
     }
 
@@ -117,7 +119,7 @@ impl ChunkEntry {
     }
 
     /// Can it be had without computing it, now or soon?
-    pub(super) fn is_held(&self) -> bool {
+    pub(super) fn is_readable(&self) -> bool {
         self.device != OnDevice::Absent || self.readable_tier().is_some()
     }
 
@@ -145,6 +147,17 @@ impl ChunkEntry {
     pub(super) fn is_gone(&self) -> bool {
         let is_nowhere = self.device == OnDevice::Absent && self.tiers.iter().all(|t| *t == InTier::Absent);
         is_nowhere && self.tier_reads.iter().all(|n| *n == 0)
+    }
+
+    /// A sequence or a copy under way depends on it.
+    pub(super) fn is_in_use(&self) -> bool {
+        let is_arriving = matches!(self.device, OnDevice::Loading { .. }) || self.tiers.contains(&InTier::Writing);
+        is_arriving || self.late_loads > 0 || self.num_pins() > 0
+    }
+
+    /// It, or a copy of it, can be found by logs that go through it.
+    pub(super) fn is_held(&self) -> bool {
+        self.device != OnDevice::Absent || self.is_backed()
     }
 
     pub(super) fn touch(&mut self, now: Duration, class: Class) {
@@ -285,8 +298,10 @@ impl ChunkEntry {
 /// All known chunks by key, and the tails by the chunk they follow.
 #[derive(Debug, Default)]
 pub(super) struct Directory {
-    chunks: HashMap<ChunkKey, ChunkEntry>,
-    tails: HashMap<ChunkKey, Vec<ChunkKey>>,
+    chunks: ChunkMap<ChunkEntry>,
+    tails: ChunkMap<Vec<ChunkKey>>,
+    /// How many held chunks follow a chunk, by its key, whether it is held itself or not. Tails count.
+    followers: ChunkMap<u32>,
 }
 
 impl Directory {
@@ -304,6 +319,49 @@ impl Directory {
         }
         let earlier = self.chunks.insert(key, entry);
         debug_assert!(earlier.is_none(), "a chunk has one entry");
+    }
+
+    /// Held chunks that follow this one.
+    pub(super) fn num_followers(&self, key: &ChunkKey) -> u32 {
+        self.followers.get(key).copied().unwrap_or(0)
+    }
+
+    /// Counts the chunk as a follower of its parent, or not any more. To be called after each change of the entry.
+    pub(super) fn count_follower(&mut self, key: &ChunkKey) {
+        let Some(entry) = self.chunks.get_mut(key) else { return };
+        let follows = entry.is_held() && entry.parent != *key;
+        if follows == entry.is_counted {
+            return;
+        }
+        entry.is_counted = follows;
+        let count = self.followers.entry(entry.parent).or_default();
+        match follows {
+            true => *count += 1,
+            false => *count -= 1,
+        }
+        if *count == 0 {
+            self.followers.remove(&entry.parent);
+        }
+    }
+
+    /// A chunk that a tier kept over a restart did not say what it follows; a log with both says it.
+    pub(super) fn learn_parent(&mut self, key: &ChunkKey, parent: ChunkKey) {
+        let Some(entry) = self.chunks.get_mut(key).filter(|entry| entry.parent == *key) else { return };
+        entry.parent = parent;
+        self.count_follower(key);
+    }
+
+    /// The number of followers of every chunk that has any, counted anew.
+    pub(super) fn count_all_followers(&self) -> ChunkMap<u32> {
+        let mut followers = ChunkMap::default();
+        for (_, entry) in self.chunks.iter().filter(|(key, entry)| entry.is_held() && entry.parent != **key) {
+            *followers.entry(entry.parent).or_default() += 1;
+        }
+        followers
+    }
+
+    pub(super) fn followers(&self) -> &ChunkMap<u32> {
+        &self.followers
     }
 
     /// Drops the entry when nothing holds the chunk any more.
@@ -328,6 +386,16 @@ impl Directory {
             (entry.is_evictable() && rest.starts_with(tokens)).then_some((*key, tokens.len()))
         };
         self.tails.get(parent)?.iter().filter_map(rows).max_by_key(|(_, rows)| *rows)
+    }
+
+    /// The tails after `parent` whose tokens start `rest`, with more than `keep` rows.
+    pub(super) fn tails_within(&self, parent: &ChunkKey, rest: &[u32], keep: usize) -> Vec<ChunkKey> {
+        let is_within = |key: &&ChunkKey| {
+            let entry = &self.chunks[*key];
+            let tokens = entry.tail.as_deref().expect("listed as a tail");
+            entry.is_evictable() && tokens.len() > keep && rest.starts_with(tokens)
+        };
+        self.tails.get(parent).into_iter().flatten().filter(is_within).copied().collect()
     }
 
     pub(super) fn len(&self) -> usize {

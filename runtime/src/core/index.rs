@@ -1,11 +1,11 @@
 //! Which chunks of one kind there are, in the order to give them up.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use keepsake_tiers::eviction::{ChunkUse, EvictionPolicy, Victim, View};
-use keepsake_tiers::ChunkKey;
+use keepsake_tiers::{ChunkKey, ChunkMap};
 
 use super::directory::ChunkEntry;
 use super::queue::NextUse;
@@ -19,7 +19,7 @@ const QUEUED_VALUE: f64 = 1e12;
 /// want, the last in the queue first.
 pub(super) struct Index {
     policy: Box<dyn EvictionPolicy>,
-    members: HashMap<ChunkKey, Member>,
+    members: ChunkMap<Member>,
     queued: BTreeSet<(Reverse<NextUse>, u32, ChunkKey)>,
     /// The next victims as they stood at `ready_at`.
     ready: VecDeque<(ChunkKey, Member)>,
@@ -37,7 +37,7 @@ impl Index {
     pub(super) fn new(policy: Box<dyn EvictionPolicy>) -> Self {
         Self {
             policy,
-            members: HashMap::new(),
+            members: ChunkMap::default(),
             queued: BTreeSet::new(),
             ready: VecDeque::new(),
             ready_at: Duration::ZERO,
@@ -135,7 +135,7 @@ fn queued_value(next_use: NextUse) -> f64 {
 #[derive(Default)]
 pub(super) struct Recency {
     order: BTreeSet<(Duration, ChunkKey)>,
-    members: HashMap<ChunkKey, Duration>,
+    members: ChunkMap<Duration>,
 }
 
 impl Recency {

@@ -20,6 +20,7 @@ mod command;
 mod costs;
 mod directory;
 mod eviction;
+mod forgetting;
 mod holes;
 mod index;
 mod moving;

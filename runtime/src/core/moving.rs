@@ -314,7 +314,8 @@ impl Scheduler {
         let view = self.view();
         let candidate = |key: ChunkKey| {
             let entry = self.directory.get(&key).expect("an indexed chunk has an entry");
-            let (chunk, next_use) = (entry.chunk_use(self.config.chunk_tokens), self.queue.next_use(&key));
+            let chunk = entry.chunk_use(self.config.chunk_tokens);
+            let next_use = self.queue.next_use(&key).filter(|_| self.config.protect_queued);
             Candidate {
                 key,
                 generation: entry.generation,
@@ -388,7 +389,7 @@ impl Scheduler {
         entry.map_or(0, present)
     }
 
-    fn begin_remove(&mut self, key: &ChunkKey, from: TierIndex) {
+    pub(super) fn begin_remove(&mut self, key: &ChunkKey, from: TierIndex) {
         let entry = self.entry_mut(key);
         entry.begin_remove(from);
         let position = entry.position;
@@ -401,7 +402,7 @@ impl Scheduler {
         let num_tiers = self.tiers.len();
         for &(key, position, last_activity) in chunks {
             if self.directory.get(&key).is_none() {
-                // The parent's key is only needed for tails, which no tier holds.
+                // Its parent is learned when a log with both is seen.
                 self.directory.insert(key, ChunkEntry::new(key, position, num_tiers, last_activity));
             }
             let entry = self.entry_mut(&key);
@@ -458,19 +459,22 @@ impl Scheduler {
 
     /// Puts a chunk into exactly the indexes that its state calls for.
     pub(super) fn reindex(&mut self, key: &ChunkKey) {
+        self.forgetting.wake(key);
+        self.directory.count_follower(key);
         let Some(entry) = self.directory.get(key) else { return };
-        let (chunk, next_use) = (entry.chunk_use(self.config.chunk_tokens), self.queue.next_use(key));
+        let next_use = self.queue.next_use(key);
+        let (chunk, protection) = (entry.chunk_use(self.config.chunk_tokens), next_use.filter(|_| self.config.protect_queued));
         let is_clean = entry.is_clean();
-        self.clean.set(key, entry, chunk, is_clean, next_use);
-        self.dirty.set(key, entry, chunk, entry.is_evictable() && !is_clean, next_use);
+        self.clean.set(key, entry, chunk, is_clean, protection);
+        self.dirty.set(key, entry, chunk, entry.is_evictable() && !is_clean, protection);
         let on_device = entry.device() != OnDevice::Absent;
         for (index, tier) in self.tiers.iter_mut().enumerate() {
             let idle = entry.is_tier_idle(TierIndex(index));
-            tier.only.set(key, entry, chunk, idle && !on_device, next_use);
+            tier.only.set(key, entry, chunk, idle && !on_device, protection);
             tier.mirrors.set(key, entry, idle && on_device);
         }
         if next_use.is_some() {
-            self.queue.set_held(key, entry.position, entry.is_held());
+            self.queue.set_held(key, entry.position, entry.is_readable());
         }
         self.directory.forget_if_gone(key);
     }

@@ -1,10 +1,10 @@
 //! Which conversations pause, so that their return can be recognised: by the last full chunk of their log, whoever sends it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{VecDeque};
 use std::time::Duration;
 
 use keepsake_tiers::eviction::{Class, ReturnTimes};
-use keepsake_tiers::ChunkKey;
+use keepsake_tiers::{ChunkKey, ChunkMap};
 
 use super::sequence::Sequence;
 
@@ -14,7 +14,7 @@ const MAX_PAUSES: usize = 1 << 17;
 /// Pausing conversations by the last full chunk of their log.
 #[derive(Debug, Default)]
 pub(super) struct Pauses {
-    by_chunk: HashMap<ChunkKey, Pause>,
+    by_chunk: ChunkMap<Pause>,
     /// With the number of the pause, since a chunk may pause again.
     order: VecDeque<(ChunkKey, u64)>,
     num_begun: u64,

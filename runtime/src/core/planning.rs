@@ -94,6 +94,10 @@ impl Scheduler {
         let mut pages = Vec::with_capacity(plan.sources.len());
         for (index, source) in plan.sources.iter().enumerate() {
             let range = index * chunk_tokens..((index + 1) * chunk_tokens).min(len);
+            if let Source::Device(key) | Source::Load(key, _) = *source {
+                let parent = self.sequence_mut(id).parent_key(index, chunk_tokens);
+                self.directory.learn_parent(&key, parent);
+            }
             pages.push(match *source {
                 Source::Device(key) => {
                     let (block, loading_from) = self.device_block(&key);

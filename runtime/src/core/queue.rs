@@ -8,7 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use keepsake_tiers::ChunkKey;
+use keepsake_tiers::{ChunkKey, ChunkMap};
 
 use super::request::SequenceId;
 
@@ -74,7 +74,7 @@ pub(super) struct Queue {
     /// Suspended ones in front, else by arrival.
     ids: VecDeque<SequenceId>,
     waiting: HashMap<SequenceId, Waiting>,
-    wanted: HashMap<ChunkKey, Wanted>,
+    wanted: ChunkMap<Wanted>,
     tenants: HashMap<u64, Tenant>,
 }
 
@@ -96,7 +96,7 @@ impl Queue {
             order,
             ids: VecDeque::new(),
             waiting: HashMap::new(),
-            wanted: HashMap::new(),
+            wanted: ChunkMap::default(),
             tenants: HashMap::new(),
         }
     }

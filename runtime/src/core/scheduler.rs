@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use keepsake_kernels::BlockId;
 use keepsake_tiers::eviction::{policy, EvictionPolicy, ReturnTimes, View};
-use keepsake_tiers::{BlockPool, ChunkKey};
+use keepsake_tiers::{BlockPool, ChunkKey, ChunkMap};
 
 use super::command::{Command, CommandKind, MoveId};
 use super::costs::Costs;
 use super::directory::Directory;
+use super::forgetting::Forgetting;
 use super::index::{Index, Recency};
 use super::pauses::Pauses;
 use super::plan::StepId;
@@ -42,6 +43,8 @@ pub struct CoreConfig {
     /// Moves in flight towards or from one tier.
     pub moves_in_flight: usize,
     pub queue: QueueOrder,
+    /// Chunks that queued sequences will use are given up after everybody else's.
+    pub protect_queued: bool,
     pub device_policy: PolicyChoice,
     pub costs: Costs,
 }
@@ -104,13 +107,15 @@ pub struct Scheduler {
     pub(super) returns: ReturnTimes,
     pub(super) pauses: Pauses,
     /// Who waits for a chunk's load.
-    pub(super) waiters: HashMap<ChunkKey, Vec<SequenceId>>,
+    pub(super) waiters: ChunkMap<Vec<SequenceId>>,
     /// Blocks of abandoned loads, until the copy into them has ended.
     pub(super) orphans: HashMap<MoveId, BlockId>,
     /// Blocks that the queue's head or a decode row lacked in the last plan.
     pub(super) wanted: usize,
     /// What a shutdown has still to copy to the durable tier, once it has begun.
     pub(super) to_save: Option<Vec<ChunkKey>>,
+    /// Logs on their way out.
+    pub(super) forgetting: Forgetting,
     pub(super) commands: Vec<Command>,
     pub(super) events: Vec<SequenceEvent>,
     /// For the worker: sequences whose sampler state goes with the next step.
@@ -166,10 +171,11 @@ impl Scheduler {
             moves: HashMap::new(),
             returns: ReturnTimes::default(),
             pauses: Pauses::default(),
-            waiters: HashMap::new(),
+            waiters: ChunkMap::default(),
             orphans: HashMap::new(),
             wanted: 0,
             to_save: None,
+            forgetting: Forgetting::default(),
             commands: Vec::new(),
             events: Vec::new(),
             ends: Vec::new(),
@@ -230,7 +236,7 @@ impl Scheduler {
             rest: seconds(num_shareable),
         };
         let directory = &self.directory;
-        self.queue.push(arrival, |key| directory.get(key).is_some_and(|entry| entry.is_held()));
+        self.queue.push(arrival, |key| directory.get(key).is_some_and(|entry| entry.is_readable()));
         for key in keys {
             self.reindex(&key);
         }
@@ -261,6 +267,7 @@ impl Scheduler {
     /// What tiers have to do, loads first: a swap-in before a swap-out, since both directions at once slow each other down, and disk
     /// reads before disk writes.
     pub fn drain_commands(&mut self) -> Vec<Command> {
+        self.go_on_forgetting();
         let mut commands = std::mem::take(&mut self.commands);
         commands.sort_by_key(|c| match c.kind {
             CommandKind::Load { .. } => 0,
@@ -270,9 +277,10 @@ impl Scheduler {
         commands
     }
 
-    /// Nothing runs, waits or moves.
+    /// Nothing runs, waits, moves or is to go.
     pub fn is_idle(&self) -> bool {
-        self.sequences.is_empty() && self.moves.is_empty() && self.in_flight.is_empty()
+        let is_still = self.moves.is_empty() && self.in_flight.is_empty() && self.forgetting.is_empty();
+        self.sequences.is_empty() && is_still
     }
 
     pub fn num_sequences(&self) -> usize {

@@ -31,6 +31,8 @@ pub struct CoreCounters {
     pub num_suspensions: u64,
     pub chunks_dropped: u64,
     pub chunks_prefetched: u64,
+    /// Chunks that went with the deleted or expired turns they belonged to.
+    pub chunks_forgotten: u64,
     pub load_failures: u64,
     pub num_rejected: u64,
     pub proposals_refused: u64,
@@ -146,6 +148,7 @@ impl Scheduler {
     pub fn check(&self) -> Result<(), String> {
         self.check_blocks()?;
         self.check_references()?;
+        self.check_followers()?;
         self.check_indexes()
     }
 
@@ -205,6 +208,18 @@ impl Scheduler {
             }
         }
         Ok(())
+    }
+
+    fn check_followers(&self) -> Result<(), String> {
+        let (counted, actual) = (self.directory.followers(), self.directory.count_all_followers());
+        if *counted != actual {
+            return Err(format!("followers of {} chunks are counted, {} have any", counted.len(), actual.len()));
+        }
+        let is_used = |key: &ChunkKey| self.directory.get(key).is_some_and(ChunkEntry::is_in_use);
+        match self.forgetting.awaited().find(|key| !is_used(key)) {
+            Some(key) => Err(format!("a log cannot be forgotten for chunk {key}, which nobody uses")),
+            None => Ok(()),
+        }
     }
 
     fn check_indexes(&self) -> Result<(), String> {

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
 
 use actix_web::dev::Payload;
 use actix_web::http::header;
@@ -13,6 +14,9 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::Http;
 
+/// Until the answer to a slow body has been decided on.
+const HOLD: Duration = Duration::from_secs(1);
+
 /// A POST's decoded body.
 pub(crate) struct Body(pub(crate) Fields);
 
@@ -21,18 +25,30 @@ impl FromRequest for Body {
     type Future = Pin<Box<dyn Future<Output = Result<Self, ApiError>>>>;
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
-        let limit = Http::of(request).settings.max_body;
+        let (limit, timeout) = {
+            let settings = &Http::of(request).settings;
+            (settings.max_body, settings.body_timeout)
+        };
         let declared =
             request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        let payload = payload.take();
+        let mut payload = payload.take();
         Box::pin(async move {
-            let bytes = read(payload, declared.unwrap_or(0), limit).await?;
+            let reading = read(&mut payload, declared.unwrap_or(0), limit);
+            let Ok(read) = actix_web::rt::time::timeout(timeout, reading).await else {
+                // actix waits for the rest of a chunked body that nobody holds, and closes the connection of one that somebody does.
+                actix_web::rt::spawn(async move {
+                    actix_web::rt::time::sleep(HOLD).await;
+                    drop(payload);
+                });
+                return Err(ApiError::body_too_slow(timeout));
+            };
+            let bytes = read?;
             Fields::parse(&bytes).map(Body)
         })
     }
 }
 
-async fn read(mut payload: Payload, declared: usize, limit: usize) -> Result<Bytes, ApiError> {
+async fn read(payload: &mut Payload, declared: usize, limit: usize) -> Result<Bytes, ApiError> {
     if declared > limit {
         return Err(ApiError::body_too_large(limit));
     }

@@ -82,6 +82,12 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, Some("request_too_large"), message)
     }
 
+    /// 408, after which the connection is closed: the rest of the body may still be on its way.
+    pub(crate) fn body_too_slow(limit: Duration) -> Self {
+        let message = format!("the request body did not arrive within {limit:?} (server.body_timeout)");
+        Self::new(StatusCode::REQUEST_TIMEOUT, Some("request_timeout"), message)
+    }
+
     pub(crate) fn header_too_large(limit: usize) -> Self {
         let message = format!("the request's headers and URL are larger than {limit} bytes");
         Self::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, Some("headers_too_large"), message)
@@ -90,6 +96,11 @@ impl ApiError {
     pub(crate) fn not_json(content_type: &str) -> Self {
         let message = format!("POST bodies must have content-type application/json, not {content_type:?}");
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Some("unsupported_media_type"), message)
+    }
+
+    pub(crate) fn encoded(encoding: &str) -> Self {
+        let message = format!("request bodies must be sent as they are, not with content-encoding {encoding:?}");
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Some("unsupported_content_encoding"), message)
     }
 
     pub(crate) fn internal(message: impl Into<String>) -> Self {
@@ -188,6 +199,9 @@ impl ResponseError for ApiError {
         }
         if let Some(allow) = &self.allow {
             response.insert_header((header::ALLOW, allow.as_str()));
+        }
+        if self.status == StatusCode::REQUEST_TIMEOUT {
+            response.force_close();
         }
         if self.status == StatusCode::UNAUTHORIZED {
             response.insert_header((header::WWW_AUTHENTICATE, "Bearer"));

@@ -1,5 +1,5 @@
 //! What every request passes before its handler, in this order: request id and span, panic fence, header size, Host, API key,
-//! content type. One middleware around the whole app, so no route can be forgotten.
+//! content type and encoding. One middleware around the whole app, so no route can be forgotten.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Instant;
@@ -72,6 +72,7 @@ fn admit(request: &ServiceRequest) -> Result<(), ApiError> {
     }
     if *request.method() == Method::POST {
         check_content_type(request)?;
+        check_content_encoding(request)?;
     }
     Ok(())
 }
@@ -94,6 +95,16 @@ fn check_content_type(request: &ServiceRequest) -> Result<(), ApiError> {
     match essence.eq_ignore_ascii_case("application/json") {
         true => Ok(()),
         false => Err(ApiError::not_json(&shorten(content_type, 80))),
+    }
+}
+
+/// A packed body would be read as JSON, and refused for the wrong reason.
+fn check_content_encoding(request: &ServiceRequest) -> Result<(), ApiError> {
+    let encodings = request.headers().get_all(header::CONTENT_ENCODING);
+    let mut texts = encodings.map(|value| value.to_str().unwrap_or("\u{fffd}").trim());
+    match texts.find(|text| !text.is_empty() && !text.eq_ignore_ascii_case("identity")) {
+        Some(encoding) => Err(ApiError::encoded(&shorten(encoding, 80))),
+        None => Ok(()),
     }
 }
 

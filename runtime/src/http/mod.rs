@@ -8,7 +8,7 @@
 //! - Every route but `/health` is behind the guard (`guard.rs`): deny by default, also for unknown URLs and wrong methods.
 //! - Every error has OpenAI's shape and is made in `error.rs`; a panic in a handler is a 500, never a dead worker.
 //! - A client that goes away drops its turn, streamed or not (see [`bind`]).
-//! - Nothing is buffered without bound: bodies stop at `server.max_body`, streams are pulled by the socket.
+//! - Nothing is buffered without bound: bodies stop at `server.max_body` and `server.body_timeout`, streams are pulled by the socket.
 //!
 //! Deliberately absent: CORS headers, TLS, compression, tools, images, log probabilities, `n > 1`.
 
@@ -94,6 +94,7 @@ struct Settings {
     hosts: Hosts,
     /// Bytes.
     max_body: usize,
+    body_timeout: Duration,
     ping: Duration,
 }
 
@@ -103,6 +104,7 @@ impl Http {
             keys: Keys::new(&config.tenants),
             hosts: Hosts::new(&config.server),
             max_body: usize::try_from(config.server.max_body.as_u64()).unwrap_or(usize::MAX),
+            body_timeout: config.server.body_timeout,
             ping: config.server.keep_alive_ping,
         };
         Self { service, settings }

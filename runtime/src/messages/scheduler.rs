@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use actix::{Message, Recipient};
+use keepsake_tiers::ChunkKey;
 
 use crate::core::{MoveDone, Proposal, Rejected, SequenceEvent, SequenceId, SequenceRequest, StepOutput, TierIndex};
 
@@ -20,6 +21,16 @@ pub struct SubmitSequence {
 pub struct StopSequence {
     pub id: SequenceId,
     pub keep: usize,
+}
+
+/// A log's last turns are gone for good: its chunks beyond the first `keep_tokens` may go. Bounded by the turns that are deleted.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct ForgetChunks {
+    /// The tenant's chain root.
+    pub root: ChunkKey,
+    pub tokens: Vec<u32>,
+    pub keep_tokens: usize,
 }
 
 /// News of a session's sequences, in order. Bounded by the tokens that its sequences may sample.

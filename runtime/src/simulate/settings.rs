@@ -42,6 +42,7 @@ pub struct Settings {
     pub swap_out_below: f64,
     pub load_timeout: Duration,
     pub queue: QueueOrder,
+    pub protect_queued: bool,
     pub moves_in_flight: usize,
     pub seed: u64,
     /// No turn is sent later; what was sent by then is played to its end.
@@ -75,6 +76,7 @@ impl Default for Settings {
             reserve: 0.1,
             swap_out_below: 0.25,
             load_timeout: Duration::from_secs(5),
+            protect_queued: true,
             queue: QueueOrder::CacheAware { age_bound: Duration::from_secs(30) },
             moves_in_flight: 64,
             seed: 1,
@@ -166,6 +168,7 @@ impl Settings {
             load_timeout: self.load_timeout,
             moves_in_flight: self.moves_in_flight,
             queue: self.queue,
+            protect_queued: self.protect_queued,
             device_policy: choice(&self.device_policy),
             costs,
         }

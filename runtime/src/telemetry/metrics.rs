@@ -36,6 +36,8 @@ pub struct Metrics {
     pub chunks_dropped: IntCounter,
     pub chunks_prefetched: IntCounter,
     load_decisions: IntCounterVec,
+    /// Chunks that went with deleted or expired turns.
+    pub chunks_forgotten: IntCounter,
     /// Conversations that needed a new root: changed instructions, or a template that is not prefix-stable.
     pub rebased_conversations: IntCounter,
     /// Turns made durable.
@@ -103,6 +105,11 @@ impl Metrics {
                 "keepsake_load_decisions_total",
                 "Chunks that a tier held and admission decided to load, or to compute all the same.",
                 &["tier", "decision"],
+            ),
+            chunks_forgotten: counter(
+                r,
+                "keepsake_chunks_forgotten_total",
+                "Chunks that went with deleted or expired turns.",
             ),
             rebased_conversations: counter(
                 r,

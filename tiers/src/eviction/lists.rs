@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use super::ChunkUse;
-use crate::ChunkKey;
+use crate::{ChunkKey, ChunkMap};
 
 /// Chunks in lists, each list from the chunk appended first to the one appended last. A list is known by a number.
 #[derive(Debug, Default)]
 pub(super) struct ChunkLists {
     nodes: Vec<Node>,
     unused: Vec<usize>,
-    by_key: HashMap<ChunkKey, usize>,
+    by_key: ChunkMap<usize>,
     lists: HashMap<u32, Ends>,
 }
 

@@ -9,7 +9,7 @@ use std::collections::{btree_map, BTreeMap, BinaryHeap, HashMap};
 use std::time::Duration;
 
 use super::{ChunkUse, EvictionPolicy, Victim, View};
-use crate::ChunkKey;
+use crate::{ChunkKey, ChunkMap};
 
 /// Buckets of context length in a power of two.
 const BUCKETS_PER_OCTAVE: f32 = 4.0;
@@ -35,13 +35,13 @@ type Place = (Duration, u32, u64);
 pub struct RankedPolicy<R> {
     rank: R,
     groups: HashMap<u32, BTreeMap<Place, (ChunkKey, ChunkUse)>>,
-    by_key: HashMap<ChunkKey, (u32, Place)>,
+    by_key: ChunkMap<(u32, Place)>,
     num_touches: u64,
 }
 
 impl<R: Rank> RankedPolicy<R> {
     pub fn new(rank: R) -> Self {
-        Self { rank, groups: HashMap::new(), by_key: HashMap::new(), num_touches: 0 }
+        Self { rank, groups: HashMap::new(), by_key: ChunkMap::default(), num_touches: 0 }
     }
 }
 

@@ -3,11 +3,11 @@
 //! The core takes a chunk out while somebody uses it, so a use shows as a removal and a return: a chunk that comes back from the
 //! memory was used, or is wanted again after it went; both make it a member of the main queue, as the paper's second chance does.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{VecDeque};
 
 use super::lists::ChunkLists;
 use super::{ChunkUse, EvictionPolicy, Victim, View};
-use crate::ChunkKey;
+use crate::{ChunkKey, ChunkMap};
 
 const SMALL: u32 = 0;
 const MAIN: u32 = 1;
@@ -20,9 +20,9 @@ const MAX_USES: u8 = 3;
 pub struct S3FifoPolicy {
     queues: ChunkLists,
     /// Uses since a chunk came into its queue.
-    uses: HashMap<ChunkKey, u8>,
+    uses: ChunkMap<u8>,
     /// Chunks that left, with the uses they had; as many as the main queue holds.
-    ghosts: HashMap<ChunkKey, u8>,
+    ghosts: ChunkMap<u8>,
     ghost_order: VecDeque<ChunkKey>,
 }
 

@@ -15,4 +15,4 @@ mod maintenance;
 mod turns;
 
 pub use kv::{KvStoreConfig, RocksTier};
-pub use turns::{TurnRecord, TurnStore, TurnStoreConfig};
+pub use turns::{KeysOf, Removed, RemovedLog, TurnRecord, TurnStore, TurnStoreConfig};

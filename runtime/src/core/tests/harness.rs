@@ -48,6 +48,7 @@ pub(super) fn config() -> CoreConfig {
         steps_in_flight: 1,
         load_timeout: Duration::from_secs(5),
         moves_in_flight: 8,
+        protect_queued: true,
         queue: QueueOrder::CacheAware { age_bound: Duration::from_secs(30) },
         device_policy: lru(),
         costs: Costs::unmeasured(2),
@@ -159,6 +160,30 @@ impl Harness {
         Ok(id)
     }
 
+    pub(super) fn forget(&mut self, log: &[u32], keep_tokens: usize) {
+        self.core.forget(ROOT, log, keep_tokens, self.now);
+    }
+
+    /// A new core over what the durable tiers hold.
+    pub(super) fn restart(self, config: CoreConfig, num_blocks: usize, tiers: Vec<TierSpec>) -> Self {
+        let mut next = Self::new(config, num_blocks, tiers);
+        next.now = self.now;
+        for (index, held) in self.tiers.into_iter().enumerate() {
+            let chunks: Vec<_> = held.keys().map(|key| (*key, 0, next.now)).collect();
+            next.core.recover(TierIndex(index), &chunks);
+            next.tiers[index] = held;
+        }
+        next
+    }
+
+    /// At rest, with nothing kept anywhere.
+    pub(super) fn assert_empty(&self) {
+        let gauges = self.core.gauges();
+        assert_eq!((gauges.num_chunks, gauges.free_blocks), (0, gauges.total_blocks), "{gauges:?}");
+        assert!(gauges.tiers.iter().all(|tier| tier.num_chunks == 0), "{gauges:?}");
+        assert!(self.tiers.iter().all(HashMap::is_empty), "a tier holds what the directory has forgotten");
+    }
+
     /// One round: plan, run a step, end moves that are due, evict. Returns whether anything happened.
     pub(super) fn turn(&mut self) -> bool {
         self.now += Duration::from_millis(10);
@@ -189,6 +214,12 @@ impl Harness {
         }
         self.core.check().expect("invariants hold");
         busy || !self.moving.is_empty()
+    }
+
+    /// Plans a step that the next turn will run.
+    pub(super) fn plan_only(&mut self) {
+        let plan = self.core.plan(self.now).expect("there is something to run");
+        self.steps.push_back(plan);
     }
 
     /// Turns until nothing runs, waits or moves.

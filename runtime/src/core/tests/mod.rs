@@ -4,6 +4,7 @@
 //! block, a stale copy, a missing hole or a block reused too early shows as a wrong hash, and a sampled token (a function of the
 //! hash) as a wrong reply. The reference is the same function without any scheduler.
 
+mod forgetting;
 mod harness;
 mod properties;
 mod scenarios;

@@ -19,6 +19,11 @@ enum Op {
     /// Stops one of the sequences under way.
     Stop(Index),
     Rounds(usize),
+    /// A conversation's log is deleted, all of it or its end, whatever runs; the conversation may go on all the same.
+    Forget {
+        conversation: usize,
+        keep: Index,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -26,6 +31,7 @@ fn op() -> impl Strategy<Value = Op> {
         5 => (0usize..8, 1usize..14, 1usize..14).prop_map(|(conversation, new, reply)| Op::Turn { conversation, new, reply }),
         1 => any::<Index>().prop_map(Op::Stop),
         4 => (1usize..12).prop_map(Op::Rounds),
+        1 => (0usize..8, any::<Index>()).prop_map(|(conversation, keep)| Op::Forget { conversation, keep }),
     ]
 }
 
@@ -79,6 +85,12 @@ fn run(mut server: Harness, ops: &[Op]) -> Harness {
                 }
             }
             Op::Rounds(n) => server.turns(*n),
+            Op::Forget { conversation, keep } => {
+                let log = &conversations[*conversation].log;
+                if !log.is_empty() {
+                    server.forget(log, keep.index(log.len()));
+                }
+            }
         }
     }
     server.settle();
@@ -90,6 +102,11 @@ fn run(mut server: Harness, ops: &[Op]) -> Harness {
     assert_eq!(snapshot.num_pins, 0);
     assert_eq!(snapshot.private_blocks + snapshot.loading_blocks + snapshot.orphaned_blocks, 0);
     assert_eq!(snapshot.gauges.free_blocks + snapshot.resident_blocks, snapshot.gauges.total_blocks);
+    for conversation in &conversations {
+        server.forget(&conversation.log, 0);
+    }
+    server.settle();
+    server.assert_empty();
     server
 }
 

@@ -20,7 +20,7 @@ use keepsake_config::{RocksOptions, TierConfig};
 use parking_lot::Mutex;
 
 use record::Tables;
-pub use record::TurnRecord;
+pub use record::{RemovedLog, TurnRecord};
 use writer::{Op, Request, Writer};
 
 use super::database::Database;
@@ -31,8 +31,6 @@ use crate::{ChunkKey, Health, Result, TierError, Usage};
 const QUEUE_REQUESTS: usize = 1024;
 /// Turns that one request of an expiry looks at, so that it never holds up waiting puts for long.
 const EXPIRE_BATCH: usize = 256;
-/// A chain longer than any context is damage.
-const MAX_CHAIN: usize = 1 << 20;
 
 /// Where and how large.
 #[derive(Clone, Debug)]
@@ -60,6 +58,18 @@ impl TurnStoreConfig {
             ttl: options.turn_ttl,
         })
     }
+}
+
+/// The chunks that only the removed turns of a log had, for a store that knows neither salts nor layouts.
+pub type KeysOf = Arc<dyn Fn(&RemovedLog) -> Vec<ChunkKey> + Send + Sync>;
+
+/// What a deletion or expiry took away.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Turns that clients no longer see.
+    pub ids: Vec<[u8; 16]>,
+    /// Logs whose last turns are gone for good. A turn whose tokens descendants need is in none.
+    pub logs: Vec<RemovedLog>,
 }
 
 /// Turns on disk. All methods block; share it in an `Arc`.
@@ -111,21 +121,7 @@ impl TurnStore {
     /// The turns from the root to `id`, tombstones too. `None`: `id` is unknown.
     pub fn path(&self, id: &[u8; 16]) -> Result<Option<Vec<TurnRecord>>> {
         let engine = self.database.get()?;
-        let tables = Tables::new(&engine, self.database.name());
-        let mut turns: Vec<TurnRecord> = Vec::new();
-        let mut next = Some(*id);
-        while let Some(id) = next {
-            match tables.turn(&id)? {
-                Some(turn) if turns.len() < MAX_CHAIN => {
-                    next = turn.parent;
-                    turns.push(turn);
-                }
-                None if turns.is_empty() => return Ok(None),
-                _ => return Err(tables.damaged(&id, "its chain of parents is broken")),
-            }
-        }
-        turns.reverse();
-        Ok(Some(turns))
+        Tables::new(&engine, self.database.name()).path(id)
     }
 
     /// Turns that continue `id`, tombstones too.
@@ -143,21 +139,18 @@ impl TurnStore {
 
     /// As [`TurnStore::put`] without waiting: `on_done` runs on the writing thread, after the sync.
     pub fn put_then(&self, turns: Vec<TurnRecord>, on_done: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
-        let done = Box::new(move |result: Result<usize>| on_done(result.map(|_| ())));
+        let done = Box::new(move |result: Result<Removed>| on_done(result.map(|_| ())));
         self.submit(Op::Put(turns), done, false)
     }
 
-    /// Deletes a turn for its client, durably. `false`: unknown or deleted already.
-    pub fn delete(&self, id: &[u8; 16]) -> Result<bool> {
-        self.delete_with_chunks(id, &[])
-    }
-
-    /// As [`TurnStore::delete`], and remembers chunks that must go too. Removals in `kv/` have no log and come back after
-    /// a kill: remove these keys there, flush it, then [`TurnStore::forget_doomed`]; after a restart begin with
-    /// [`TurnStore::doomed_chunks`].
-    pub fn delete_with_chunks(&self, id: &[u8; 16], chunks: &[ChunkKey]) -> Result<bool> {
-        let op = Op::Delete { id: *id, doomed: chunks.to_vec() };
-        Ok(self.wait_for(op)? > 0)
+    /// Deletes a turn for its client, durably. `None`: unknown or deleted already.
+    ///
+    /// The chunks of what is removed for good, as `keys_of` names them, are doomed in the same write. Removals in `kv/` have no
+    /// log and come back after a kill: remove these keys there, flush it, then [`TurnStore::forget_doomed`]; after a restart begin
+    /// with [`TurnStore::doomed_chunks`].
+    pub fn delete(&self, id: &[u8; 16], keys_of: KeysOf) -> Result<Option<Removed>> {
+        let removed = self.wait_for(Op::Delete { id: *id, keys_of })?;
+        Ok((!removed.ids.is_empty()).then_some(removed))
     }
 
     /// Chunks of deleted turns whose removal from `kv/` was not confirmed.
@@ -171,18 +164,25 @@ impl TurnStore {
         self.wait_for(Op::ForgetDoomed(chunks.to_vec())).map(|_| ())
     }
 
-    /// Removes turns made more than the TTL before `now_unix`; those with younger descendants become tombstones. Gives
-    /// the number of both.
-    pub fn expire(&self, now_unix: u64) -> Result<usize> {
-        let mut num_expired = 0;
+    /// Removes turns made more than the TTL before `now_unix`; those with younger descendants become tombstones. Gives both, and
+    /// dooms chunks as [`TurnStore::delete`] does.
+    pub fn expire(&self, now_unix: u64, keys_of: &KeysOf) -> Result<Removed> {
+        let mut expired = Removed::default();
         loop {
-            let op = Op::Expire { before: now_unix.saturating_sub(self.ttl.as_secs()), limit: EXPIRE_BATCH };
-            let num_here = self.wait_for(op)?;
-            num_expired += num_here;
-            if num_here < EXPIRE_BATCH {
-                return Ok(num_expired);
+            let before = now_unix.saturating_sub(self.ttl.as_secs());
+            let here = self.wait_for(Op::Expire { before, limit: EXPIRE_BATCH, keys_of: Arc::clone(keys_of) })?;
+            let is_last = here.ids.len() < EXPIRE_BATCH;
+            expired.ids.extend(here.ids);
+            expired.logs.extend(here.logs);
+            if is_last {
+                return Ok(expired);
             }
         }
+    }
+
+    /// See [`TurnStoreConfig::ttl`].
+    pub fn ttl(&self) -> Duration {
+        self.ttl
     }
 
     /// `used_bytes` is what lies in the folder; `num_chunks` is not counted and stays 0.
@@ -210,7 +210,7 @@ impl TurnStore {
         self.database.close(deadline)
     }
 
-    fn wait_for(&self, op: Op) -> Result<usize> {
+    fn wait_for(&self, op: Op) -> Result<Removed> {
         let (sender, receiver) = crossbeam_channel::bounded(1);
         let done = Box::new(move |result| {
             // The receiver waits below for as long as this closure lives.

@@ -33,6 +33,28 @@ pub struct TurnRecord {
     pub hidden: bool,
 }
 
+/// A token log whose last turns are no longer stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemovedLog {
+    pub tenant: String,
+    /// From the root on.
+    pub tokens: Vec<u32>,
+    /// The first so many belong to turns that are stored still.
+    pub num_kept: usize,
+}
+
+/// What a deletion changed.
+#[derive(Debug, Default)]
+pub(super) struct Removal {
+    /// Clients could see the turn.
+    pub(super) was_visible: bool,
+    /// What went for good; `None` when the turn is unknown, or when descendants need its tokens.
+    pub(super) log: Option<RemovedLog>,
+}
+
+/// A chain longer than any context is damage.
+const MAX_CHAIN: usize = 1 << 20;
+
 const TURNS: &str = "turns";
 const CHILDREN: &str = "children";
 const EXPIRY: &str = "expiry";
@@ -167,26 +189,43 @@ impl<'a> Tables<'a> {
         batch.delete_cf(self.family(DOOMED), key.0);
     }
 
+    /// The turns from the root to `id`, tombstones too. `None`: `id` is unknown.
+    pub(super) fn path(&self, id: &[u8; 16]) -> Result<Option<Vec<TurnRecord>>> {
+        let mut turns: Vec<TurnRecord> = Vec::new();
+        let mut next = Some(*id);
+        while let Some(id) = next {
+            match self.turn(&id)? {
+                Some(turn) if turns.len() < MAX_CHAIN => {
+                    next = turn.parent;
+                    turns.push(turn);
+                }
+                None if turns.is_empty() => return Ok(None),
+                _ => return Err(self.damaged(&id, "its chain of parents is broken")),
+            }
+        }
+        turns.reverse();
+        Ok(Some(turns))
+    }
+
     /// Hides a turn that has descendants, or removes it together with the tombstones that only waited for it.
-    /// `false`: clients cannot see it already, and it stays as it is.
-    pub(super) fn remove(&self, batch: &mut WriteBatch, id: &[u8; 16]) -> Result<bool> {
+    pub(super) fn remove(&self, batch: &mut WriteBatch, id: &[u8; 16]) -> Result<Removal> {
         let Some(turn) = self.turn(id)? else {
-            return Ok(false);
+            return Ok(Removal::default());
         };
         batch.delete_cf(self.family(EXPIRY), expiry_key(turn.created_at, id));
         if self.num_children(id, 1)? > 0 {
             if turn.hidden {
-                return Ok(false);
+                return Ok(Removal::default());
             }
             let tombstone = TurnRecord { items: Vec::new(), hidden: true, ..turn };
             let stored = codec::encode_turn(&tombstone);
             let stored = stored.map_err(|damage| TierError::invalid(self.name, damage.0))?;
             batch.put_cf(self.family(TURNS), id, stored);
-            return Ok(true);
+            return Ok(Removal { was_visible: true, log: None });
         }
         let was_visible = !turn.hidden;
-        self.remove_with_tombstones_above(batch, turn)?;
-        Ok(was_visible)
+        let log = self.remove_with_tombstones_above(batch, turn)?;
+        Ok(Removal { was_visible, log: Some(log) })
     }
 
     /// Drops an expiry entry that belongs to no record of that time.
@@ -198,24 +237,30 @@ impl<'a> Tables<'a> {
         TierError::Corrupt { tier: Arc::clone(self.name), key: ChunkKey(*id), reason: reason.to_owned() }
     }
 
-    fn remove_with_tombstones_above(&self, batch: &mut WriteBatch, leaf: TurnRecord) -> Result<()> {
+    fn remove_with_tombstones_above(&self, batch: &mut WriteBatch, leaf: TurnRecord) -> Result<RemovedLog> {
+        let tenant = leaf.tenant.clone();
+        let mut removed = Vec::new();
         let mut turn = leaf;
-        loop {
+        let survivor = loop {
             batch.delete_cf(self.family(TURNS), turn.id);
             batch.delete_cf(self.family(EXPIRY), expiry_key(turn.created_at, &turn.id));
-            let Some(parent_id) = turn.parent else {
-                return Ok(());
-            };
-            batch.delete_cf(self.family(CHILDREN), child_key(&parent_id, &turn.id));
+            let (id, parent_id) = (turn.id, turn.parent);
+            removed.push(turn.tokens);
+            let Some(parent_id) = parent_id else { break None };
+            batch.delete_cf(self.family(CHILDREN), child_key(&parent_id, &id));
             // The batch is not applied yet, so the parent still counts this child.
-            let Some(parent) = self.turn(&parent_id)? else {
-                return Ok(());
-            };
+            let Some(parent) = self.turn(&parent_id)? else { break None };
             if !parent.hidden || self.num_children(&parent_id, 2)? > 1 {
-                return Ok(());
+                break Some(parent_id);
             }
             turn = parent;
-        }
+        };
+        // A damaged chain above must not keep what is below it alive; its chunks then wait for eviction.
+        let kept = survivor.and_then(|id| self.path(&id).ok().flatten()).unwrap_or_default();
+        let mut tokens: Vec<u32> = kept.into_iter().flat_map(|turn| turn.tokens).collect();
+        let num_kept = tokens.len();
+        tokens.extend(removed.into_iter().rev().flatten());
+        Ok(RemovedLog { tenant, tokens, num_kept })
     }
 
     fn family(&self, name: &str) -> &'a ColumnFamily {

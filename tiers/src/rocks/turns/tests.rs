@@ -38,6 +38,49 @@ fn tree(folder: &std::path::Path) -> TurnStore {
     store
 }
 
+/// Dooms one chunk a token that goes.
+fn keys_of() -> KeysOf {
+    Arc::new(|log| log.tokens[log.num_kept..].iter().map(|token| ChunkKey([*token as u8; 16])).collect())
+}
+
+fn delete(store: &TurnStore, index: u8) -> bool {
+    store.delete(&id(index), keys_of()).unwrap().is_some()
+}
+
+fn expire(store: &TurnStore, now: u64) -> usize {
+    store.expire(now, &keys_of()).unwrap().ids.len()
+}
+
+fn removed(store: &TurnStore, index: u8) -> Vec<RemovedLog> {
+    let removed = store.delete(&id(index), keys_of()).unwrap().expect("it was visible");
+    assert_eq!(removed.ids, [id(index)]);
+    removed.logs
+}
+
+fn log(indices: &[u8], num_kept: usize) -> Vec<RemovedLog> {
+    vec![RemovedLog { tenant: "tenant".to_owned(), tokens: tokens(indices), num_kept }]
+}
+
+#[test]
+fn deletions_name_what_no_living_turn_owns() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = tree(folder.path());
+    assert_eq!(removed(&store, 2), [], "3 and 4 need its tokens");
+    assert_eq!(removed(&store, 3), log(&[1, 2, 3], 4), "4 still goes through 1 and 2");
+    assert_eq!(removed(&store, 4), log(&[1, 2, 4], 2), "the tombstone went with it");
+    assert_eq!(removed(&store, 1), log(&[1], 0));
+}
+
+#[test]
+fn expiry_names_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = tree(folder.path());
+    let expired = store.expire(20_000, &keys_of()).unwrap();
+    assert_eq!(expired.ids, [id(4), id(3), id(2), id(1)], "youngest first");
+    let logs = [log(&[1, 2, 4], 4), log(&[1, 2, 3], 4), log(&[1, 2], 2), log(&[1], 0)].concat();
+    assert_eq!(expired.logs, logs);
+}
+
 #[test]
 fn forks_share_their_past() {
     let folder = tempfile::tempdir().unwrap();
@@ -58,7 +101,7 @@ fn everything_is_there_after_reopening() {
     let folder = tempfile::tempdir().unwrap();
     let store = tree(folder.path());
     let secret = store.secret();
-    assert!(store.delete(&id(3)).unwrap());
+    assert!(delete(&store, 3));
     store.close(Instant::now()).unwrap();
     store.close(Instant::now()).unwrap();
     assert!(matches!(store.put(vec![turn(5, None)]), Err(TierError::Closed { .. })));
@@ -74,22 +117,22 @@ fn everything_is_there_after_reopening() {
 fn a_deleted_turn_is_hidden_while_descendants_need_it() {
     let folder = tempfile::tempdir().unwrap();
     let store = tree(folder.path());
-    assert!(store.delete(&id(2)).unwrap());
-    assert!(!store.delete(&id(2)).unwrap(), "deleted already");
+    assert!(delete(&store, 2));
+    assert!(!delete(&store, 2), "deleted already");
     assert_eq!(store.get(&id(2)).unwrap(), None);
     let tombstone = store.get_for_descendants(&id(2)).unwrap().unwrap();
     assert!(tombstone.hidden && tombstone.items.is_empty());
     assert_eq!(store.chain(&id(3)).unwrap(), Some(tokens(&[1, 2, 3])));
     // The first of two descendants goes: the tokens stay for the other.
-    assert!(store.delete(&id(3)).unwrap());
+    assert!(delete(&store, 3));
     assert_eq!(store.get_for_descendants(&id(3)).unwrap(), None, "a leaf is really gone");
     assert_eq!(store.chain(&id(4)).unwrap(), Some(tokens(&[1, 2, 4])));
     // The last one goes, and the tombstone with it; the visible root stays.
-    assert!(store.delete(&id(4)).unwrap());
+    assert!(delete(&store, 4));
     assert_eq!(store.get_for_descendants(&id(2)).unwrap(), None);
     assert_eq!(store.num_children(&id(1)).unwrap(), 0);
     assert_eq!(store.get(&id(1)).unwrap(), Some(turn(1, None)));
-    assert!(!store.delete(&id(9)).unwrap());
+    assert!(!delete(&store, 9));
 }
 
 #[test]
@@ -97,7 +140,7 @@ fn a_chain_of_tombstones_goes_with_its_last_descendant() {
     let folder = tempfile::tempdir().unwrap();
     let store = tree(folder.path());
     for index in [1, 2, 4, 3] {
-        assert!(store.delete(&id(index)).unwrap());
+        assert!(delete(&store, index));
     }
     for index in 1..=4 {
         assert_eq!(store.get_for_descendants(&id(index)).unwrap(), None);
@@ -133,15 +176,15 @@ fn old_turns_expire_and_living_descendants_keep_their_tokens() {
     let mut young = turn(5, Some(3));
     young.created_at = 20_000;
     store.put(vec![young]).unwrap();
-    assert_eq!(store.expire(10_000).unwrap(), 0);
-    assert_eq!(store.expire(12_000).unwrap(), 4);
-    assert_eq!(store.expire(12_000).unwrap(), 0);
+    assert_eq!(expire(&store, 10_000), 0);
+    assert_eq!(expire(&store, 12_000), 4);
+    assert_eq!(expire(&store, 12_000), 0);
     for index in 1..=4 {
         assert_eq!(store.get(&id(index)).unwrap(), None);
     }
     assert_eq!(store.get_for_descendants(&id(4)).unwrap(), None, "an old leaf is gone");
     assert_eq!(store.chain(&id(5)).unwrap(), Some(tokens(&[1, 2, 3, 5])));
-    assert_eq!(store.expire(30_000).unwrap(), 1);
+    assert_eq!(expire(&store, 30_000), 1);
     for index in 1..=5 {
         assert_eq!(store.get_for_descendants(&id(index)).unwrap(), None);
     }
@@ -158,15 +201,16 @@ fn more_turns_than_a_batch_expire_in_one_call() {
         turn
     });
     store.put(turns.collect()).unwrap();
-    assert_eq!(store.expire(1 << 40).unwrap(), many);
+    assert_eq!(expire(&store, 1 << 40), many);
 }
 
 #[test]
 fn doomed_chunks_are_remembered_until_confirmed() {
     let folder = tempfile::tempdir().unwrap();
     let store = tree(folder.path());
-    let (one, two) = (ChunkKey([1; 16]), ChunkKey([2; 16]));
-    store.delete_with_chunks(&id(3), &[one, two]).unwrap();
+    // Of tokens 3 and 1003.
+    let (one, two) = (ChunkKey([3; 16]), ChunkKey([235; 16]));
+    assert!(delete(&store, 3));
     drop(store);
     let store = TurnStore::open(config(folder.path())).unwrap();
     assert_eq!(store.doomed_chunks().unwrap(), [one, two]);
@@ -214,7 +258,7 @@ fn a_full_store_refuses_and_takes_again_after_expiry() {
     assert!(store.usage().used_bytes <= 16 << 20);
     // Reading goes on, deleting works, and space comes back.
     assert!(store.get(&big(0).id).unwrap().is_some());
-    store.expire(1 << 40).unwrap();
+    expire(&store, 1 << 40);
     let deadline = Instant::now() + Duration::from_secs(60);
     while store.put(vec![big(1_000)]).is_err() {
         assert!(Instant::now() < deadline, "the room of expired turns never came back");

@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use rocksdb::{WriteBatch, DB};
 
 use super::record::Tables;
-use super::TurnRecord;
+use super::{KeysOf, Removed, TurnRecord};
 use crate::rocks::database::{storage_error, Database};
 use crate::{ChunkKey, Result, TierError};
 
@@ -18,7 +18,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// Space is pressed out of a nearly full store at most this often.
 const COMPACT_EVERY: Duration = Duration::from_secs(10);
 
-pub(super) type Done = Box<dyn FnOnce(Result<usize>) + Send>;
+pub(super) type Done = Box<dyn FnOnce(Result<Removed>) + Send>;
 
 pub(super) struct Request {
     pub(super) op: Op,
@@ -27,9 +27,9 @@ pub(super) struct Request {
 
 pub(super) enum Op {
     Put(Vec<TurnRecord>),
-    Delete { id: [u8; 16], doomed: Vec<ChunkKey> },
+    Delete { id: [u8; 16], keys_of: KeysOf },
     ForgetDoomed(Vec<ChunkKey>),
-    Expire { before: u64, limit: usize },
+    Expire { before: u64, limit: usize, keys_of: KeysOf },
 }
 
 pub(super) struct Writer {
@@ -65,7 +65,7 @@ impl Writer {
     }
 
     fn serve(&mut self, group: Vec<Request>) {
-        let mut answers: Vec<(Done, Result<usize>)> = Vec::with_capacity(group.len());
+        let mut answers: Vec<(Done, Result<Removed>)> = Vec::with_capacity(group.len());
         match self.database.get_writable() {
             Ok(engine) => {
                 for Request { op, done } in group {
@@ -93,16 +93,16 @@ impl Writer {
         self.database.get_writable().err().unwrap_or(TierError::Busy { tier })
     }
 
-    fn apply(&mut self, engine: &DB, op: Op) -> Result<usize> {
+    fn apply(&mut self, engine: &DB, op: Op) -> Result<Removed> {
         match op {
-            Op::Put(turns) => self.put(engine, &turns),
-            Op::Delete { id, doomed } => self.delete(engine, &id, &doomed),
-            Op::ForgetDoomed(keys) => self.forget_doomed(engine, &keys),
-            Op::Expire { before, limit } => self.expire(engine, before, limit),
+            Op::Put(turns) => self.put(engine, &turns).map(|()| Removed::default()),
+            Op::Delete { id, keys_of } => self.delete(engine, id, &keys_of),
+            Op::ForgetDoomed(keys) => self.forget_doomed(engine, &keys).map(|()| Removed::default()),
+            Op::Expire { before, limit, keys_of } => self.expire(engine, before, limit, &keys_of),
         }
     }
 
-    fn put(&mut self, engine: &DB, turns: &[TurnRecord]) -> Result<usize> {
+    fn put(&mut self, engine: &DB, turns: &[TurnRecord]) -> Result<()> {
         let usage = self.database.usage();
         let new_bytes: usize = turns.iter().map(|turn| turn.tokens.len() * 4 + turn.items.len() + 256).sum();
         if usage.used_bytes + new_bytes as u64 > usage.full_at_bytes {
@@ -124,47 +124,53 @@ impl Writer {
             }
             tables.add(&mut batch, turn)?;
         }
-        self.write(engine, batch)?;
-        Ok(turns.len())
+        self.write(engine, batch)
     }
 
-    fn delete(&mut self, engine: &DB, id: &[u8; 16], doomed: &[ChunkKey]) -> Result<usize> {
+    fn delete(&mut self, engine: &DB, id: [u8; 16], keys_of: &KeysOf) -> Result<Removed> {
         let tables = Tables::new(engine, self.database.name());
         let mut batch = WriteBatch::default();
-        let was_visible = tables.remove(&mut batch, id)?;
-        for key in doomed {
-            tables.doom(&mut batch, key);
+        let removal = tables.remove(&mut batch, &id)?;
+        if !removal.was_visible {
+            return Ok(Removed::default());
+        }
+        for key in removal.log.iter().flat_map(|log| keys_of(log)) {
+            tables.doom(&mut batch, &key);
         }
         self.has_removed = true;
         self.write(engine, batch)?;
-        Ok(usize::from(was_visible))
+        Ok(Removed { ids: vec![id], logs: removal.log.into_iter().collect() })
     }
 
-    fn forget_doomed(&mut self, engine: &DB, keys: &[ChunkKey]) -> Result<usize> {
+    fn forget_doomed(&mut self, engine: &DB, keys: &[ChunkKey]) -> Result<()> {
         let tables = Tables::new(engine, self.database.name());
         let mut batch = WriteBatch::default();
         for key in keys {
             tables.forget_doomed(&mut batch, key);
         }
-        self.write(engine, batch)?;
-        Ok(keys.len())
+        self.write(engine, batch)
     }
 
-    /// Each turn is a batch of its own, since each decision must see the one before. Gives the number of turns looked at.
-    fn expire(&mut self, engine: &DB, before: u64, limit: usize) -> Result<usize> {
+    /// Each turn is a batch of its own, since each decision must see the one before. Gives every turn looked at.
+    fn expire(&mut self, engine: &DB, before: u64, limit: usize, keys_of: &KeysOf) -> Result<Removed> {
         let tables = Tables::new(engine, self.database.name());
-        let expired = tables.expired(before, limit)?;
-        for (created_at, id) in &expired {
+        let mut removed = Removed::default();
+        for (created_at, id) in tables.expired(before, limit)? {
             let mut batch = WriteBatch::default();
-            let turn = tables.turn(id)?;
-            if turn.is_some_and(|turn| turn.created_at == *created_at) {
-                tables.remove(&mut batch, id)?;
+            let turn = tables.turn(&id)?;
+            if turn.is_some_and(|turn| turn.created_at == created_at) {
+                let log = tables.remove(&mut batch, &id)?.log;
+                for key in log.iter().flat_map(|log| keys_of(log)) {
+                    tables.doom(&mut batch, &key);
+                }
+                removed.logs.extend(log);
             }
-            tables.drop_expiry(&mut batch, *created_at, id);
+            tables.drop_expiry(&mut batch, created_at, &id);
             self.has_removed = true;
             self.write(engine, batch)?;
+            removed.ids.push(id);
         }
-        Ok(expired.len())
+        Ok(removed)
     }
 
     /// Into the log, not synced yet.
