@@ -18,6 +18,8 @@ pub struct Candidate {
     pub durable: bool,
     /// What it is worth to each tier below the device, by that tier's policy.
     pub values: Vec<f64>,
+    /// A sequence uses its device block.
+    pub in_use: bool,
     /// A lower tier has a copy, or is getting one.
     pub backed: bool,
 }
@@ -36,7 +38,7 @@ pub struct TierPressure {
     pub used: usize,
     /// Of `used`: on their way out.
     pub leaving: usize,
-    /// Its copies of chunks that are also on the device, the most valuable first: those stay on the device longest.
+    /// Its copies of chunks that are also on the device: those in use first, then the most recently active, which stay there longest.
     pub mirrors: Vec<Candidate>,
     /// Its copies of all other chunks, the least valuable first.
     pub victims: Vec<Candidate>,
@@ -142,7 +144,10 @@ impl<'a> Room<'a> {
         }
         // A durable copy is what lets its device block go: another one in its place would free one block and bind one.
         let gives_mirrors = !self.tier.durable;
-        if gives_mirrors && self.tier.mirrors.get(self.num_mirrors).is_some_and(|m| m.values[self.index] > value) {
+        // While a sequence uses the block, the copy frees nothing. Of others it must be worth more than the newcomer: the copy of a
+        // lesser one would be made again at once.
+        let gives_way = |m: &Candidate| m.in_use || m.values[self.index] > value;
+        if gives_mirrors && self.tier.mirrors.get(self.num_mirrors).is_some_and(gives_way) {
             self.num_mirrors += 1;
         } else if self.tier.victims.get(self.num_victims).is_some_and(|v| v.values[self.index] < value) {
             self.num_victims += 1;

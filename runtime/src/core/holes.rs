@@ -46,6 +46,10 @@ impl Holes {
         (!taken.is_empty()).then_some(taken)
     }
 
+    pub(super) fn num_tokens(&self) -> usize {
+        self.0.iter().map(|range| range.len()).sum()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -131,24 +131,25 @@ fn queued_value(next_use: NextUse) -> f64 {
     QUEUED_VALUE - next_use.arrived.as_secs_f64()
 }
 
-/// Chunks by their last activity.
+/// Chunks in the order of their last activity, those in use after all others.
 #[derive(Default)]
 pub(super) struct Recency {
-    order: BTreeSet<(Duration, ChunkKey)>,
-    members: ChunkMap<Duration>,
+    order: BTreeSet<((bool, Duration), ChunkKey)>,
+    members: ChunkMap<(bool, Duration)>,
 }
 
 impl Recency {
     pub(super) fn set(&mut self, key: &ChunkKey, entry: &ChunkEntry, is_member: bool) {
-        if is_member && self.members.get(key) == Some(&entry.last_activity) {
+        let place = (entry.refs() > 0, entry.last_activity);
+        if is_member && self.members.get(key) == Some(&place) {
             return;
         }
         if let Some(earlier) = self.members.remove(key) {
             self.order.remove(&(earlier, *key));
         }
         if is_member {
-            self.members.insert(*key, entry.last_activity);
-            self.order.insert((entry.last_activity, *key));
+            self.members.insert(*key, place);
+            self.order.insert((place, *key));
         }
     }
 
@@ -156,7 +157,7 @@ impl Recency {
         self.members.len()
     }
 
-    /// Up to `n` members, most recently active first.
+    /// Up to `n` members, those in use first, then the most recently active.
     pub(super) fn latest(&self, n: usize) -> Vec<ChunkKey> {
         self.order.iter().rev().take(n).map(|(_, key)| *key).collect()
     }

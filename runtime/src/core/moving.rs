@@ -321,6 +321,7 @@ impl Scheduler {
                 generation: entry.generation,
                 durable: entry.durable,
                 values: self.tiers.iter().map(|tier| tier.only.value(&key, &chunk, next_use, &view)).collect(),
+                in_use: entry.refs() > 0,
                 backed: backed(entry),
             }
         };

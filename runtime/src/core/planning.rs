@@ -41,7 +41,7 @@ impl Scheduler {
     }
 
     fn admit_waiting(&mut self, now: Duration) {
-        while self.running.len() < self.config.max_running {
+        while self.running.len() < self.config.max_running && self.prompt_backlog() < self.config.step_tokens {
             let Some(id) = self.queue.next(now) else { return };
             let plan = self.admission_plan(id);
             let usable = self.available().saturating_sub(plan.num_own_clean);
@@ -53,6 +53,12 @@ impl Scheduler {
             self.leave_queue(id);
             self.admit(id, plan, now);
         }
+    }
+
+    /// Prompt tokens of running sequences that have still to be computed. A step's worth keeps the device busy; sequences beyond it
+    /// would only hold empty blocks that are worth more as somebody's cache.
+    fn prompt_backlog(&self) -> usize {
+        self.running.iter().map(|id| self.sequences[id].holes.num_tokens()).sum()
     }
 
     fn admission_plan(&mut self, id: SequenceId) -> AdmissionPlan {
