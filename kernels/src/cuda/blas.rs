@@ -1,0 +1,225 @@
+//! Matrix products through cuBLASLt: bf16 operands, f32 sums.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::cublaslt::{result, sys};
+use half::bf16;
+
+use super::context::Context;
+use super::memory::{DeviceBuffer, View};
+use super::stream::Stream;
+use crate::error::{ensure, KernelError, Result};
+use crate::ops::Accumulate;
+
+/// What NVIDIA recommends for Hopper.
+const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// A weight of `n` outputs and `k` inputs, row n holding the k weights of output n. Weights that share their input lie one
+/// after the other in one `Weight` (q, k, v; gate, up): their outputs come side by side from one product.
+pub struct Weight {
+    pub data: DeviceBuffer<bf16>,
+    n: usize,
+    k: usize,
+}
+
+impl Weight {
+    /// `data` holds `n` rows of `k`, which is a multiple of 8.
+    pub fn new(data: DeviceBuffer<bf16>, n: usize, k: usize) -> Result<Weight> {
+        ensure!("Weight", n.checked_mul(k) == Some(data.len()), "{} elements for {n} x {k}", data.len());
+        ensure!("Weight", k.is_multiple_of(8) && k > 0 && n > 0, "{n} x {k}: k is not a multiple of 8");
+        Ok(Weight { data, n, k })
+    }
+
+    /// Outputs.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Inputs.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+}
+
+/// Where a product goes, `[row][n]`.
+#[derive(Clone, Copy)]
+pub enum Output<'a> {
+    Bf16(View<'a, bf16>),
+    /// Logits, or the residual stream.
+    F32(View<'a, f32>, Accumulate),
+}
+
+/// Products of one stream: the workspace is theirs alone.
+pub struct Blas {
+    context: Arc<Context>,
+    handle: sys::cublasLtHandle_t,
+    workspace: DeviceBuffer<u8>,
+    /// What cuBLASLt chose for each shape.
+    plans: Mutex<HashMap<Shape, Arc<Plan>>>,
+}
+
+// SAFETY: a handle whose calls are thread-safe; plans are immutable.
+unsafe impl Send for Blas {}
+// SAFETY: as above.
+unsafe impl Sync for Blas {}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Shape {
+    rows: usize,
+    n: usize,
+    k: usize,
+    is_f32: bool,
+    adds: bool,
+}
+
+impl Blas {
+    pub fn new(context: &Arc<Context>) -> Result<Blas> {
+        context.bind()?;
+        let workspace = DeviceBuffer::new(context, "cuBLASLt's workspace", WORKSPACE_BYTES)?;
+        let handle = result::create_handle().map_err(|error| failed("cublasLtCreate", error))?;
+        Ok(Blas { context: context.clone(), handle, workspace, plans: Mutex::new(HashMap::new()) })
+    }
+
+    /// `out[r][n] = sum over k of x[r][k] * weight[n][k]` for `rows` rows.
+    pub fn matmul(&self, stream: &Stream, x: View<bf16>, rows: usize, weight: &Weight, out: Output) -> Result<()> {
+        let op = "cuda::matmul";
+        let (n, k) = (weight.n, weight.k);
+        let (out_len, address, is_f32, adds) = match out {
+            Output::Bf16(view) => (view.len(), view.address(), false, false),
+            Output::F32(view, accumulate) => (view.len(), view.address(), true, accumulate == Accumulate::Add),
+        };
+        ensure!(op, rows.saturating_mul(k) <= x.len(), "x holds {} elements, not {rows} x {k}", x.len());
+        ensure!(op, rows.saturating_mul(n) <= out_len, "out holds {out_len} elements, not {rows} x {n}");
+        ensure!(op, x.is_aligned() && address.is_multiple_of(16), "x or out is not aligned to 16 bytes");
+        if rows == 0 {
+            return Ok(());
+        }
+        self.context.bind()?;
+        let plan = self.plan(Shape { rows, n, k, is_f32, adds })?;
+        let (alpha, beta) = (1.0f32, if adds { 1.0f32 } else { 0.0 });
+        // SAFETY: the layouts describe memory that was checked above; the workspace is this stream's alone (the type's
+        // contract), so that products do not meet in it.
+        unsafe {
+            result::matmul(
+                self.handle,
+                plan.operation,
+                (&raw const alpha).cast(),
+                (&raw const beta).cast(),
+                weight.data.view().address() as *const c_void,
+                plan.weight,
+                x.address() as *const c_void,
+                plan.x,
+                address as *const c_void,
+                plan.out,
+                address as *mut c_void,
+                plan.out,
+                &plan.algorithm,
+                self.workspace.view().address() as *mut c_void,
+                WORKSPACE_BYTES,
+                stream.raw().cast(),
+            )
+        }
+        .map_err(|error| failed("cublasLtMatmul", error))
+    }
+
+    fn plan(&self, shape: Shape) -> Result<Arc<Plan>> {
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(plan) = plans.get(&shape) {
+            return Ok(plan.clone());
+        }
+        let plan = Arc::new(Plan::new(self.handle, shape)?);
+        plans.insert(shape, plan.clone());
+        Ok(plan)
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        if self.context.synchronize().is_ok() {
+            // SAFETY: created once, destroyed once; the device is idle.
+            let _ = unsafe { result::destroy_handle(self.handle) };
+        }
+    }
+}
+
+/// Part of [`Context::numeric_version`]. The library was found before.
+pub(crate) fn library_version() -> String {
+    // SAFETY: no preconditions.
+    format!("cublaslt{}", unsafe { sys::cublasLtGetVersion() })
+}
+
+/// Descriptions and algorithm of one shape.
+struct Plan {
+    operation: sys::cublasLtMatmulDesc_t,
+    weight: sys::cublasLtMatrixLayout_t,
+    x: sys::cublasLtMatrixLayout_t,
+    out: sys::cublasLtMatrixLayout_t,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+impl Plan {
+    /// cuBLASLt's matrices are column-major: out^T (n x rows) = weight (stored as k x n, transposed) * x^T (k x rows).
+    fn new(handle: sys::cublasLtHandle_t, shape: Shape) -> Result<Plan> {
+        let Shape { rows, n, k, is_f32, .. } = shape;
+        let (rows, n, k) = (rows as u64, n as u64, k as u64);
+        let bf16 = sys::cudaDataType_t::CUDA_R_16BF;
+        let f32 = sys::cudaDataType_t::CUDA_R_32F;
+        let layout = |data_type, rows, cols| {
+            let made = result::create_matrix_layout(data_type, rows, cols, rows as i64);
+            made.map_err(|error| failed("cublasLtMatrixLayoutCreate", error))
+        };
+        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let operation =
+            result::create_matmul_desc(compute, f32).map_err(|error| failed("cublasLtMatmulDescCreate", error))?;
+        let transpose: i32 = 1;
+        // SAFETY: the description exists; the attribute is an i32 (cublasOperation_t, T = 1).
+        unsafe {
+            result::set_matmul_desc_attribute(
+                operation,
+                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
+                (&raw const transpose).cast(),
+                size_of_val(&transpose),
+            )
+        }
+        .map_err(|error| failed("cublasLtMatmulDescSetAttribute", error))?;
+        let weight = layout(bf16, k, n)?;
+        let x = layout(bf16, k, rows)?;
+        let out = layout(if is_f32 { f32 } else { bf16 }, n, rows)?;
+        let preference =
+            result::create_matmul_pref().map_err(|error| failed("cublasLtMatmulPreferenceCreate", error))?;
+        let workspace_bytes = WORKSPACE_BYTES;
+        // SAFETY: everything exists; the attribute is a size.
+        let chosen = unsafe {
+            let set = result::set_matmul_pref_attribute(
+                preference,
+                sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                (&raw const workspace_bytes).cast(),
+                size_of_val(&workspace_bytes),
+            );
+            let chosen = set
+                .and_then(|()| result::get_matmul_algo_heuristic(handle, operation, weight, x, out, out, preference));
+            let _ = result::destroy_matmul_pref(preference);
+            chosen
+        };
+        let chosen = chosen.map_err(|error| failed("cublasLtMatmulAlgoGetHeuristic", error))?;
+        Ok(Plan { operation, weight, x, out, algorithm: chosen.algo })
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once; a product copies what it needs when it is enqueued.
+        unsafe {
+            let _ = result::destroy_matrix_layout(self.weight);
+            let _ = result::destroy_matrix_layout(self.x);
+            let _ = result::destroy_matrix_layout(self.out);
+            let _ = result::destroy_matmul_desc(self.operation);
+        }
+    }
+}
+
+fn failed(call: &'static str, error: result::CublasError) -> KernelError {
+    KernelError::Cuda { call, reason: format!("{error:?}") }
+}

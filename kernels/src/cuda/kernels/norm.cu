@@ -1,0 +1,100 @@
+// RMS norm and layer norm of rows of the residual stream (f32), with what is added to the stream beforehand.
+// One block a row. Bytes a row: 4 dim read, 2 dim written; with a delta 2 dim more read and 4 dim more written.
+
+// x[row] += delta[row] (bf16) and bias (f32), where given; both pointers may be null.
+__device__ __forceinline__ F32x4 take(float* x, const u16* delta, const float* bias, int i) {
+    F32x4 value = *reinterpret_cast<const F32x4*>(x + i);
+    if (delta != nullptr) {
+        const uint2 bits = *reinterpret_cast<const uint2*>(delta + i);
+        value.at[0] += bf16_to_float(bits.x & 0xffff);
+        value.at[1] += bf16_to_float(bits.x >> 16);
+        value.at[2] += bf16_to_float(bits.y & 0xffff);
+        value.at[3] += bf16_to_float(bits.y >> 16);
+    }
+    if (bias != nullptr) {
+        const F32x4 add = *reinterpret_cast<const F32x4*>(bias + i);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            value.at[j] += add.at[j];
+        }
+    }
+    if (delta != nullptr || bias != nullptr) {
+        *reinterpret_cast<F32x4*>(x + i) = value;
+    }
+    return value;
+}
+
+__device__ __forceinline__ void put(u16* out, int i, const float (&values)[4]) {
+    uint2 bits;
+    bits.x = float_to_bf16(values[0]) | static_cast<u32>(float_to_bf16(values[1])) << 16;
+    bits.y = float_to_bf16(values[2]) | static_cast<u32>(float_to_bf16(values[3])) << 16;
+    *reinterpret_cast<uint2*>(out + i) = bits;
+}
+
+// out = x / sqrt(mean(x^2) + eps) * weight. dim is a multiple of 4.
+extern "C" __global__ void __launch_bounds__(256) rms_norm(
+    float* __restrict__ x, const u16* __restrict__ delta, const float* __restrict__ bias,
+    const float* __restrict__ weight, float eps, u32 dim, u16* __restrict__ out) {
+    __shared__ float scratch[33];
+    const size_t first = static_cast<size_t>(blockIdx.x) * dim;
+    x += first;
+    out += first;
+    delta = delta == nullptr ? nullptr : delta + first;
+    float squares = 0.0f;
+    for (int i = threadIdx.x * 4; i < dim; i += blockDim.x * 4) {
+        const F32x4 value = take(x, delta, bias, i);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            squares += value.at[j] * value.at[j];
+        }
+    }
+    const float factor = rsqrtf(block_sum(squares, scratch) / dim + eps);
+    // A thread reads again what it wrote itself: the row lies in L1.
+    for (int i = threadIdx.x * 4; i < dim; i += blockDim.x * 4) {
+        const F32x4 value = *reinterpret_cast<const F32x4*>(x + i);
+        const F32x4 scale = *reinterpret_cast<const F32x4*>(weight + i);
+        float normed[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            normed[j] = value.at[j] * factor * scale.at[j];
+        }
+        put(out, i, normed);
+    }
+}
+
+// out = (x - mean) / sqrt(variance + eps) * weight + shift. dim is a multiple of 4.
+extern "C" __global__ void __launch_bounds__(256) layer_norm(
+    float* __restrict__ x, const u16* __restrict__ delta, const float* __restrict__ bias,
+    const float* __restrict__ weight, const float* __restrict__ shift, float eps, u32 dim, u16* __restrict__ out) {
+    __shared__ float scratch[33];
+    const size_t first = static_cast<size_t>(blockIdx.x) * dim;
+    x += first;
+    out += first;
+    delta = delta == nullptr ? nullptr : delta + first;
+    float sum = 0.0f;
+    for (int i = threadIdx.x * 4; i < dim; i += blockDim.x * 4) {
+        const F32x4 value = take(x, delta, bias, i);
+        sum += (value.at[0] + value.at[1]) + (value.at[2] + value.at[3]);
+    }
+    const float mean = block_sum(sum, scratch) / dim;
+    float squares = 0.0f;
+    for (int i = threadIdx.x * 4; i < dim; i += blockDim.x * 4) {
+        const F32x4 value = *reinterpret_cast<const F32x4*>(x + i);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            squares += (value.at[j] - mean) * (value.at[j] - mean);
+        }
+    }
+    const float factor = rsqrtf(block_sum(squares, scratch) / dim + eps);
+    for (int i = threadIdx.x * 4; i < dim; i += blockDim.x * 4) {
+        const F32x4 value = *reinterpret_cast<const F32x4*>(x + i);
+        const F32x4 scale = *reinterpret_cast<const F32x4*>(weight + i);
+        const F32x4 add = *reinterpret_cast<const F32x4*>(shift + i);
+        float normed[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            normed[j] = (value.at[j] - mean) * factor * scale.at[j] + add.at[j];
+        }
+        put(out, i, normed);
+    }
+}
