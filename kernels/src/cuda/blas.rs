@@ -159,6 +159,11 @@ struct Plan {
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
+// SAFETY: descriptions that nobody changes after they were made.
+unsafe impl Send for Plan {}
+// SAFETY: as above.
+unsafe impl Sync for Plan {}
+
 impl Plan {
     /// cuBLASLt's matrices are column-major: out^T (n x rows) = weight (stored as k x n, transposed) * x^T (k x rows).
     fn new(handle: sys::cublasLtHandle_t, shape: Shape) -> Result<Plan> {

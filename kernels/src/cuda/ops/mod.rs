@@ -1,11 +1,13 @@
 //! Operations on a stream: each checks shapes and enqueues. Named as the CPU's where they mean the same.
 
+mod attention;
 mod elementwise;
 mod norm;
 mod rope;
 mod rows;
 mod sampling;
 
+pub use attention::{Attention, AttentionInputs, AttentionPlan};
 pub use elementwise::{add_bias, bias_activate, fill_uniform, silu_mul, Activation};
 pub use norm::{layer_norm, rms_norm, Addends};
 pub use rope::{rope_and_write, CudaRopeTable, HeadNorms, RopeInputs};
