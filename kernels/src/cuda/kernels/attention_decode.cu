@@ -7,7 +7,8 @@
 //
 // All query heads of a group share a warp's loads of K and V, as columns of the tensor cores' small dimension: a warp
 // computes (K q^T) for 16 keys and up to 16 heads, and accumulates (V^T p^T). A warp has its own ring of 16-key tiles in
-// shared memory, filled by asynchronous copies, and meets the other warps only at the end of a piece.
+// shared memory, filled by asynchronous copies. The copies run on across the ends of pieces, so memory stays busy while
+// the block's warps meet there to add up.
 //
 // Slots past the row's position are never read (the copy writes zeros), so what they hold does not matter.
 //
@@ -20,11 +21,9 @@
 #define LARGE_SHARED 0
 #endif
 
+// Warps that share a piece, taking turns at its tiles; stages of a warp's ring; blocks that fit a multiprocessor.
 #ifndef DECODE_WARPS
 #define DECODE_WARPS (LARGE_SHARED || HEAD_DIM < 256 ? 4 : 2)
-#endif
-#ifndef DECODE_KV_HEADS
-#define DECODE_KV_HEADS 1
 #endif
 #ifndef DECODE_STAGES
 #define DECODE_STAGES (!LARGE_SHARED ? 2 : HEAD_DIM <= 64 ? 5 : HEAD_DIM <= 96 ? 4 : 3)
@@ -36,11 +35,8 @@
 constexpr int WARPS = DECODE_WARPS;
 constexpr int NUM_THREADS = 32 * WARPS;
 constexpr int STAGES = DECODE_STAGES;
-// K/V heads a block works on at a time, and the warps that share one, taking turns at its tiles.
-constexpr int BLOCK_KV_HEADS = DECODE_KV_HEADS;
-constexpr int HEAD_WARPS = WARPS / BLOCK_KV_HEADS;
 constexpr int TILE_KEYS = 16;
-constexpr int QUANTUM_KEYS = TILE_KEYS * HEAD_WARPS;
+constexpr int QUANTUM_KEYS = TILE_KEYS * WARPS;
 // Query heads go in columns of 8, at most two; larger groups are several subgroups, each of which reads K and V.
 constexpr int COLUMNS = GROUP > 8 ? 2 : 1;
 constexpr int SUBGROUPS = (GROUP + 15) / 16;
@@ -49,15 +45,16 @@ constexpr int PIECES = HEAD_DIM / 8;
 // An odd number of 16-byte pieces a row: eight rows lie in eight different groups of banks.
 constexpr int ROW_BYTES = (PIECES + 1) * 16;
 constexpr int PART_BYTES = TILE_KEYS * ROW_BYTES;
-constexpr int RING_BYTES = STAGES * 2 * PART_BYTES;
+constexpr int STAGE_BYTES = 2 * PART_BYTES;
+constexpr int RING_BYTES = STAGES * STAGE_BYTES;
 constexpr int STEPS = HEAD_DIM / 16;
-// Rows of sums in shared memory, padded against bank conflicts; of partials in memory: then maximum and sum.
+// The warps' sums meet in shared memory, some heads at a time, in rows padded against bank conflicts. Rows of partial
+// sums in memory end with their maximum and their sum of probabilities.
+constexpr int MERGE_HEADS = HEADS < 4 ? HEADS : 4;
 constexpr int MERGE_ROW = HEAD_DIM + 4;
-constexpr int PARTIAL_ROW = HEAD_DIM + 2;
-constexpr int SLOT_HEADS = BLOCK_KV_HEADS * HEADS;
-constexpr int MERGE_BYTES = WARPS * HEADS * (MERGE_ROW + 2) * 4;
-constexpr int SHARED_BYTES = WARPS * RING_BYTES > MERGE_BYTES ? WARPS * RING_BYTES : MERGE_BYTES;
-static_assert(PIECES % 2 == 0 && WARPS % BLOCK_KV_HEADS == 0, "shape");
+constexpr int PARTIAL_ROW = HEAD_DIM + 4;
+constexpr int MERGE_OFFSET = WARPS * RING_BYTES;
+constexpr int SHARED_BYTES = MERGE_OFFSET + WARPS * MERGE_HEADS * (MERGE_ROW + 2) * 4;
 
 struct Problem {
     const bf16* q;
@@ -66,18 +63,19 @@ struct Problem {
     const Entry* entries;
     u32 num_entries;
     u32 num_kv_heads;
+    u32 units;  // (K/V head, subgroup) pairs
     float scale;
     bf16* out;
     float* partials;
     u32* counters;
 };
 
-// A block's share of the line, and where it begins.
+// A block's share of the line of quanta, and where it begins.
 struct Share {
     u32 begin, end;
-    u32 total, blocks;
-    u32 entry;        // that holds `begin`
-    u32 entry_begin;  // quanta of one unit in the entries before it
+    u32 total, blocks;  // of the whole launch
+    u32 entry;          // that holds `begin`
+    u32 entry_begin;    // that entry's first quantum in the line
 };
 
 DEVICE u32 entry_quanta(const Entry& entry) {
@@ -89,7 +87,7 @@ DEVICE u32 owner(const Share& share, u32 quantum) {
     return (u32)(((u64)(quantum + 1) * share.blocks - 1) / share.total);
 }
 
-DEVICE Share find_share(const Problem& problem, u32 units) {
+DEVICE Share find_share(const Problem& problem) {
     __shared__ u32 warp_sums[WARPS];
     __shared__ u32 found[2];
     const u32 lane = threadIdx.x % 32;
@@ -112,21 +110,18 @@ DEVICE Share find_share(const Problem& problem, u32 units) {
         if (i == warp) up_to += quanta;
         quanta += warp_sums[i];
     }
-    Share share;
-    share.total = quanta * units;
+    Share share = {};
+    share.total = quanta * problem.units;
     share.blocks = min(gridDim.x, share.total);
-    if (blockIdx.x >= share.blocks) {
-        share.begin = share.end = 0;
-        return share;
-    }
+    if (blockIdx.x >= share.blocks) return share;
     share.begin = (u32)((u64)share.total * blockIdx.x / share.blocks);
     share.end = (u32)((u64)share.total * (blockIdx.x + 1) / share.blocks);
-    u32 before = up_to - mine;
-    if (share.begin >= before * units && share.begin < up_to * units) {
+    u32 before = (up_to - mine) * problem.units;
+    if (share.begin >= before && share.begin < up_to * problem.units) {
         u32 i = from;
         for (u32 next = before; i < to; ++i, before = next) {
-            next += entry_quanta(problem.entries[i]);
-            if (share.begin < next * units) break;
+            next += entry_quanta(problem.entries[i]) * problem.units;
+            if (share.begin < next) break;
         }
         found[0] = i;
         found[1] = before;
@@ -137,29 +132,72 @@ DEVICE Share find_share(const Problem& problem, u32 units) {
     return share;
 }
 
-// --- A warp's tiles --------------------------------------------------------------------------------------------------
+// --- Pieces: runs of quanta of one (entry, unit) ---------------------------------------------------------------------
 
-// What a warp sums over its keys, for the heads of columns 2 (lane % 4) and the next: maxima, sums of its own keys, and
-// V^T p^T in the layout of the accumulators.
-struct Sums {
-    float maxima[COLUMNS][2];
-    float sums[COLUMNS][2];
-    float values[STEPS][COLUMNS][4];
+struct Piece {
+    u32 pair;            // counter of the (entry, unit)
+    u32 pair_begin;      // its quanta in the line
+    u32 pair_quanta;
+    u32 first_row;
+    const u32* table;    // the entry's blocks
+    u32 unit;
+    u32 first_key, end_key;
 };
 
-struct Keys {
-    u32 kv_head;
-    u32 first;      // of the piece's keys, where it starts
-    u32 end;        // past the last
-    u32 first_tile; // the warp's first tile of the piece; then every HEAD_WARPS-th
-    u32 num_tiles;
+// What is left of a share.
+struct Line {
+    u32 at, end;
+    u32 entry, entry_begin;
 };
 
-DEVICE void copy_tile(const Problem& problem, u32 ring, u32 tile, u32 key, u32 end, u32 block, u32 kv_head) {
+DEVICE Piece take_piece(Line& line, const Problem& problem) {
+    Entry entry = problem.entries[line.entry];
+    u32 quanta = entry_quanta(entry);
+    while (line.at == line.entry_begin + quanta * problem.units) {
+        line.entry_begin = line.at;
+        entry = problem.entries[++line.entry];
+        quanta = entry_quanta(entry);
+    }
+    Piece piece;
+    piece.unit = (line.at - line.entry_begin) / quanta;
+    piece.pair = line.entry * problem.units + piece.unit;
+    piece.pair_begin = line.entry_begin + piece.unit * quanta;
+    piece.pair_quanta = quanta;
+    piece.first_row = entry.first_row;
+    piece.table = problem.block_table + entry.first_block;
+    const u32 first = line.at - piece.pair_begin;
+    const u32 count = min(quanta - first, line.end - line.at);
+    piece.first_key = first * QUANTUM_KEYS;
+    piece.end_key = min(entry.first_position + 1, (first + count) * QUANTUM_KEYS);
+    line.at += count;
+    return piece;
+}
+
+// A piece's tiles go round the warps.
+DEVICE u32 warp_tiles(const Piece& piece, u32 warp) {
+    const u32 tiles = (piece.end_key - piece.first_key + TILE_KEYS - 1) / TILE_KEYS;
+    return tiles > warp ? (tiles - warp + WARPS - 1) / WARPS : 0;
+}
+
+DEVICE u32 tile_key(const Piece& piece, u32 warp, u32 tile) {
+    return piece.first_key + (warp + tile * WARPS) * TILE_KEYS;
+}
+
+// --- A warp's copies -------------------------------------------------------------------------------------------------
+
+// The tiles of all the share's pieces, in order, into the warp's ring.
+struct Copies {
+    Line line;
+    Piece piece;
+    u32 tile, num_tiles;
+    u32 blocks;  // lane i: the block of tile i of the 32 at hand
+    u32 stage;
+};
+
+DEVICE void copy_tile(const Problem& problem, u32 to, u32 block, u32 key, u32 end_key, u32 kv_head) {
     const u32 lane = threadIdx.x % 32;
     const u64 token_len = (u64)problem.num_kv_heads * HEAD_DIM;
     const bf16* k = problem.kv + ((u64)block * 2 * CHUNK_TOKENS + key % CHUNK_TOKENS) * token_len + kv_head * HEAD_DIM;
-    const u32 to = ring + tile % STAGES * 2 * PART_BYTES;
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
 #pragma unroll
@@ -167,8 +205,54 @@ DEVICE void copy_tile(const Problem& problem, u32 ring, u32 tile, u32 key, u32 e
             const u32 row = (i * 32 + lane) / PIECES;
             const u32 piece = (i * 32 + lane) % PIECES;
             copy_async_16(to + part * PART_BYTES + row * ROW_BYTES + piece * 16,
-                          k + (part * CHUNK_TOKENS + row) * token_len + piece * 8, key + row < end);
+                          k + (part * CHUNK_TOKENS + row) * token_len + piece * 8, key + row < end_key);
         }
+    }
+}
+
+// Starts the copy of the next tile, if there is one; commits a group in any case, so that groups count tiles.
+DEVICE void copy_next(Copies& copies, const Problem& problem, u32 ring) {
+    const u32 warp = threadIdx.x / 32;
+    while (copies.tile == copies.num_tiles && copies.line.at < copies.line.end) {
+        copies.piece = take_piece(copies.line, problem);
+        copies.tile = 0;
+        copies.num_tiles = warp_tiles(copies.piece, warp);
+    }
+    if (copies.tile < copies.num_tiles) {
+        if (copies.tile % 32 == 0) {
+            const u32 mine = copies.tile + threadIdx.x % 32;
+            const u32 key = tile_key(copies.piece, warp, mine);
+            copies.blocks = mine < copies.num_tiles ? __ldg(copies.piece.table + key / CHUNK_TOKENS) : 0;
+        }
+        const u32 block = __shfl_sync(~0u, copies.blocks, copies.tile % 32);
+        copy_tile(problem, ring + copies.stage * STAGE_BYTES, block, tile_key(copies.piece, warp, copies.tile),
+                  copies.piece.end_key, copies.piece.unit / SUBGROUPS);
+        ++copies.tile;
+        copies.stage = copies.stage + 1 == STAGES ? 0 : copies.stage + 1;
+    }
+    copy_async_commit();
+}
+
+// --- A warp's sums ---------------------------------------------------------------------------------------------------
+
+// Over a warp's keys of a piece, for the heads of columns 2 (lane % 4) and the next: maxima of the scores (in powers of
+// two), sums of this lane's probabilities, and V^T p^T in the layout of the accumulators.
+struct Sums {
+    float maxima[COLUMNS][2];
+    float sums[COLUMNS][2];
+    float values[STEPS][COLUMNS][4];
+};
+
+DEVICE void clear(Sums& state) {
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            state.maxima[c][i] = MINUS_INFINITY;
+            state.sums[c][i] = 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < STEPS * 4; ++i) state.values[i / 4][c][i % 4] = 0.0f;
     }
 }
 
@@ -178,14 +262,35 @@ DEVICE float max_of_keys(float x) {
     return fmaxf(x, __shfl_xor_sync(~0u, x, 16));
 }
 
-// An 8 x 8 matrix of pairs across the warp, transposed.
+DEVICE float sum_of_keys(float x) {
+    x += __shfl_xor_sync(~0u, x, 4);
+    x += __shfl_xor_sync(~0u, x, 8);
+    return x + __shfl_xor_sync(~0u, x, 16);
+}
+
+// An 8 x 8 matrix across the warp, transposed.
 DEVICE u32 transpose(u32 x) {
     u32 d;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(x));
     return d;
 }
 
-DEVICE void attend_tile(Sums& state, const u32 (&q)[STEPS][COLUMNS][2], u32 k, u32 key, u32 end, float scale) {
+// The group's queries as the second operand: zeros past the last head.
+DEVICE void load_q(u32 (&q)[STEPS][COLUMNS][2], const bf16* from, u32 num_heads) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+        const u32 head = c * 8 + lane / 4;
+#pragma unroll
+        for (int i = 0; i < STEPS * 2; ++i) {
+            const bf16* at = from + head * HEAD_DIM + i * 8 + lane % 4 * 2;
+            q[i / 2][c][i % 2] = head < num_heads ? __ldg(reinterpret_cast<const u32*>(at)) : 0;
+        }
+    }
+}
+
+// Adds a tile, in shared memory at `k`, whose keys are `key`.. but not past `end_key`.
+DEVICE void attend_tile(Sums& state, const u32 (&q)[STEPS][COLUMNS][2], u32 k, u32 key, u32 end_key, float scale) {
     const u32 lane = threadIdx.x % 32;
     // Two chains of dependent products, for latency.
     float s[2][COLUMNS][4] = {};
@@ -199,14 +304,14 @@ DEVICE void attend_tile(Sums& state, const u32 (&q)[STEPS][COLUMNS][2], u32 k, u
     }
     u32 p[COLUMNS][2];
     float shrink[COLUMNS][2];
-    const bool ragged = key + TILE_KEYS > end;
+    const bool ragged = key + TILE_KEYS > end_key;
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c) {
         float score[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             score[i] = (s[0][c][i] + s[1][c][i]) * scale;
-            if (ragged && key + lane / 4 + i / 2 * 8 >= end) score[i] = MINUS_INFINITY;
+            if (ragged && key + lane / 4 + i / 2 * 8 >= end_key) score[i] = MINUS_INFINITY;
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -234,193 +339,137 @@ DEVICE void attend_tile(Sums& state, const u32 (&q)[STEPS][COLUMNS][2], u32 k, u
     }
 }
 
-// Sums over the warp's tiles of a piece.
-DEVICE void attend_keys(Sums& state, const Problem& problem, const Keys& keys, const u32 (&q)[STEPS][COLUMNS][2],
-                        const u32* table, u32 ring) {
-    const u32 lane = threadIdx.x % 32;
-    const auto key_of = [&](u32 tile) { return keys.first + (keys.first_tile + tile * HEAD_WARPS) * TILE_KEYS; };
-    // Lane i holds the block of the warp's tile i of the 32 at hand.
-    u32 blocks = 0;
-    const auto copy = [&](u32 tile) {
-        if (tile < keys.num_tiles) {
-            if (tile % 32 == 0) {
-                blocks = tile + lane < keys.num_tiles ? __ldg(table + key_of(tile + lane) / CHUNK_TOKENS) : 0;
-            }
-            const u32 block = __shfl_sync(~0u, blocks, tile % 32);
-            copy_tile(problem, ring, tile, key_of(tile), keys.end, block, keys.kv_head);
-        }
-        copy_async_commit();
-    };
-#pragma unroll
-    for (int tile = 0; tile < STAGES - 1; ++tile) copy(tile);
-    for (u32 tile = 0; tile < keys.num_tiles; ++tile) {
-        copy_async_wait<STAGES - 2>();
-        // The tile is there for every lane, and every lane is done with the tile before it, whose place the copy takes.
-        __syncwarp();
-        copy(tile + STAGES - 1);
-        attend_tile(state, q, ring + tile % STAGES * 2 * PART_BYTES, key_of(tile), keys.end, problem.scale);
-    }
-    copy_async_wait<0>();
+// --- Adding up -------------------------------------------------------------------------------------------------------
+
+DEVICE void store_out(const Problem& problem, const Piece& piece, u32 head, u32 dim, const float4& x, float factor) {
+    const u64 of_row = piece.unit / SUBGROUPS * GROUP + piece.unit % SUBGROUPS * HEADS + head;
+    const u64 at = ((u64)piece.first_row * problem.num_kv_heads * GROUP + of_row) * HEAD_DIM + dim;
+    const uint2 pairs = {pack_bf16(x.x * factor, x.y * factor), pack_bf16(x.z * factor, x.w * factor)};
+    *reinterpret_cast<uint2*>(problem.out + at) = pairs;
 }
 
-// The group's queries as the second operand: zeros past the last head.
-DEVICE void load_q(u32 (&q)[STEPS][COLUMNS][2], const bf16* from, u32 num_heads) {
-    const u32 lane = threadIdx.x % 32;
-#pragma unroll
-    for (int c = 0; c < COLUMNS; ++c) {
-        const u32 head = c * 8 + lane / 4;
-#pragma unroll
-        for (int step = 0; step < STEPS; ++step) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const bf16* at = from + head * HEAD_DIM + step * 16 + i * 8 + lane % 4 * 2;
-                q[step][c][i] = head < num_heads ? __ldg(reinterpret_cast<const u32*>(at)) : 0;
-            }
-        }
-    }
+// A block's partial sums: slot 0 for a pair that an earlier block began, slot 1 for one that it begins itself.
+DEVICE float* partial(const Problem& problem, u32 block, u32 first_block, u32 head) {
+    return problem.partials + ((u64)(block * 2 + (block == first_block)) * HEADS + head) * PARTIAL_ROW;
 }
 
-// --- A piece: some of the keys of an entry for a unit of heads ---------------------------------------------------------
-
-DEVICE void attend_piece(const Problem& problem, const Share& share, const Entry& entry, u32 pair, u32 unit,
-                         u32 pair_begin, u32 pair_quanta, u32 first_quantum, u32 num_quanta, char* shared) {
+// Adds up the warps' sums of a piece: to `out` if it is the whole of its pair, else to the block's partial sums.
+DEVICE void merge_warps(const Problem& problem, const Piece& piece, const Sums& state, u32 num_heads, u32 first_block,
+                        bool whole, char* shared) {
+    float* values = reinterpret_cast<float*>(shared + MERGE_OFFSET);
+    float* maxima = values + WARPS * MERGE_HEADS * MERGE_ROW;
+    float* sums = maxima + WARPS * MERGE_HEADS;
     const u32 warp = threadIdx.x / 32;
     const u32 lane = threadIdx.x % 32;
-    const u32 subgroup = unit % SUBGROUPS;
-    const u32 num_heads = min(HEADS, GROUP - subgroup * HEADS);
-    const u32 first_kv_head = unit / SUBGROUPS * BLOCK_KV_HEADS;
-    const u32 kv_heads = min(BLOCK_KV_HEADS, problem.num_kv_heads - first_kv_head);
-    const u32 warp_kv_head = warp / HEAD_WARPS;
-
-    Sums state;
 #pragma unroll
-    for (int c = 0; c < COLUMNS; ++c) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) state.maxima[c][i] = MINUS_INFINITY, state.sums[c][i] = 0.0f;
-#pragma unroll
-        for (int step = 0; step < STEPS; ++step) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) state.values[step][c][i] = 0.0f;
-        }
-    }
-    if (warp_kv_head < kv_heads) {
-        Keys keys;
-        keys.kv_head = first_kv_head + warp_kv_head;
-        keys.first = first_quantum * QUANTUM_KEYS;
-        keys.end = min(entry.first_position + 1, keys.first + num_quanta * QUANTUM_KEYS);
-        keys.first_tile = warp % HEAD_WARPS;
-        const u32 tiles = (keys.end - keys.first + TILE_KEYS - 1) / TILE_KEYS;
-        keys.num_tiles = tiles > keys.first_tile ? (tiles - keys.first_tile + HEAD_WARPS - 1) / HEAD_WARPS : 0;
-        u32 q[STEPS][COLUMNS][2];
-        const u64 head_row = (u64)entry.first_row * problem.num_kv_heads * GROUP + keys.kv_head * GROUP + subgroup * HEADS;
-        load_q(q, problem.q + head_row * HEAD_DIM, num_heads);
-        attend_keys(state, problem, keys, q, problem.block_table + entry.first_block,
-                    shared_address(shared) + warp * RING_BYTES);
-    }
-    __syncthreads();
-
-    // The rings are idle: the warps' sums meet there, `[warp][head][dim]`, then `[warp][head]` maxima and sums.
-    float* values = reinterpret_cast<float*>(shared);
-    float* maxima = values + WARPS * HEADS * MERGE_ROW;
-    float* sums = maxima + WARPS * HEADS;
-#pragma unroll
-    for (int c = 0; c < COLUMNS; ++c) {
+    for (int first_head = 0; first_head < HEADS; first_head += MERGE_HEADS) {
+        const u32 heads = min(MERGE_HEADS, num_heads - min(num_heads, first_head));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            float sum = state.sums[c][i];
-            sum += __shfl_xor_sync(~0u, sum, 4);
-            sum += __shfl_xor_sync(~0u, sum, 8);
-            sum += __shfl_xor_sync(~0u, sum, 16);
-            const u32 head = c * 8 + lane % 4 * 2 + i;
-            if (head >= num_heads) continue;
-            const u32 row = warp * HEADS + head;
-            if (lane / 4 == 0) maxima[row] = state.maxima[c][i], sums[row] = sum;
+            const int c = first_head / 8;
+            const float sum = sum_of_keys(state.sums[c][i]);
+            const u32 head = c * 8 + lane % 4 * 2 + i - first_head;
+            if (head >= heads) continue;
+            const u32 row = warp * MERGE_HEADS + head;
+            if (lane < 4) {
+                maxima[row] = state.maxima[c][i];
+                sums[row] = sum;
+            }
 #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
                 values[row * MERGE_ROW + step * 16 + lane / 4] = state.values[step][c][i];
                 values[row * MERGE_ROW + step * 16 + lane / 4 + 8] = state.values[step][c][i + 2];
             }
         }
-    }
-    __syncthreads();
-
-    const u32 first_block = owner(share, pair_begin);
-    const u32 last_block = owner(share, pair_begin + pair_quanta - 1);
-    const bool whole = first_block == last_block;
-    // A block's slot 0 is for a pair that began in a block before it, slot 1 for one that begins in it.
-    const auto slot = [&](u32 block) {
-        return problem.partials + (u64)(block * 2 + (block == first_block)) * SLOT_HEADS * PARTIAL_ROW;
-    };
-    const auto out_at = [&](u32 kv_head, u32 head) {
-        const u64 heads = (u64)problem.num_kv_heads * GROUP;
-        const u64 of_group = (u64)(first_kv_head + kv_head) * GROUP + subgroup * HEADS + head;
-        return problem.out + (entry.first_row * heads + of_group) * HEAD_DIM;
-    };
-    for (u32 i = threadIdx.x; i < kv_heads * num_heads * (HEAD_DIM / 2); i += NUM_THREADS) {
-        const u32 dim = i % (HEAD_DIM / 2) * 2;
-        const u32 head = i / (HEAD_DIM / 2) % num_heads;
-        const u32 kv_head = i / (HEAD_DIM / 2) / num_heads;
-        const u32 first_row = kv_head * HEAD_WARPS * HEADS + head;
-        float maximum = maxima[first_row];
-#pragma unroll
-        for (int w = 1; w < HEAD_WARPS; ++w) maximum = fmaxf(maximum, maxima[first_row + w * HEADS]);
-        float sum = 0.0f, x = 0.0f, y = 0.0f;
-#pragma unroll
-        for (int w = 0; w < HEAD_WARPS; ++w) {
-            const u32 row = first_row + w * HEADS;
-            const float weight = exp2_approx(maxima[row] - maximum);
-            sum += weight * sums[row];
-            x += weight * values[row * MERGE_ROW + dim];
-            y += weight * values[row * MERGE_ROW + dim + 1];
-        }
-        if (whole) {
-            const float factor = 1.0f / sum;
-            *reinterpret_cast<u32*>(out_at(kv_head, head) + dim) = pack_bf16(x * factor, y * factor);
-        } else {
-            float* to = slot(blockIdx.x) + (kv_head * HEADS + head) * PARTIAL_ROW;
-            *reinterpret_cast<float2*>(to + dim) = make_float2(x, y);
-            if (dim == 0) *reinterpret_cast<float2*>(to + HEAD_DIM) = make_float2(maximum, sum);
-        }
-    }
-    if (whole) {
         __syncthreads();
-        return;
+        for (u32 i = threadIdx.x; i < heads * (HEAD_DIM / 4); i += NUM_THREADS) {
+            const u32 head = i / (HEAD_DIM / 4);
+            const u32 dim = i % (HEAD_DIM / 4) * 4;
+            float maximum = maxima[head];
+#pragma unroll
+            for (int w = 1; w < WARPS; ++w) maximum = fmaxf(maximum, maxima[w * MERGE_HEADS + head]);
+            float sum = 0.0f;
+            float4 x = {};
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) {
+                const u32 row = w * MERGE_HEADS + head;
+                const float weight = exp2_approx(maxima[row] - maximum);
+                const float4 y = *reinterpret_cast<const float4*>(values + row * MERGE_ROW + dim);
+                sum += weight * sums[row];
+                x = {x.x + weight * y.x, x.y + weight * y.y, x.z + weight * y.z, x.w + weight * y.w};
+            }
+            if (whole) {
+                store_out(problem, piece, first_head + head, dim, x, 1.0f / sum);
+            } else {
+                float* to = partial(problem, blockIdx.x, first_block, first_head + head);
+                *reinterpret_cast<float4*>(to + dim) = x;
+                if (dim == 0) *reinterpret_cast<float2*>(to + HEAD_DIM) = make_float2(maximum, sum);
+            }
+        }
+        __syncthreads();
     }
+}
 
+// Adds up the blocks' partial sums of a pair, in the order of the keys.
+DEVICE void merge_blocks(const Problem& problem, const Piece& piece, u32 num_heads, u32 first_block, u32 last_block) {
+    constexpr int BATCH = 8;
+    for (u32 i = threadIdx.x; i < num_heads * (HEAD_DIM / 4); i += NUM_THREADS) {
+        const u32 head = i / (HEAD_DIM / 4);
+        const u32 dim = i % (HEAD_DIM / 4) * 4;
+        float maximum = MINUS_INFINITY, sum = 0.0f;
+        float4 x = {};
+        for (u32 first = first_block; first <= last_block; first += BATCH) {
+            // All loads of a batch are on their way before the first is used.
+            float2 weights[BATCH];
+            float4 y[BATCH];
+            float now = maximum;
+#pragma unroll
+            for (int b = 0; b < BATCH; ++b) {
+                const float* from = partial(problem, min(first + b, last_block), first_block, head);
+                weights[b] = __ldcg(reinterpret_cast<const float2*>(from + HEAD_DIM));
+                y[b] = __ldcg(reinterpret_cast<const float4*>(from + dim));
+            }
+#pragma unroll
+            for (int b = 0; b < BATCH; ++b) {
+                if (first + b > last_block) weights[b] = make_float2(MINUS_INFINITY, 0.0f);
+                now = fmaxf(now, weights[b].x);
+            }
+            const float shrink = exp2_approx(maximum - now);
+            maximum = now;
+            sum *= shrink;
+            x = {x.x * shrink, x.y * shrink, x.z * shrink, x.w * shrink};
+#pragma unroll
+            for (int b = 0; b < BATCH; ++b) {
+                const float weight = exp2_approx(weights[b].x - now);
+                sum += weight * weights[b].y;
+                x = {x.x + weight * y[b].x, x.y + weight * y[b].y, x.z + weight * y[b].z, x.w + weight * y[b].w};
+            }
+        }
+        store_out(problem, piece, head, dim, x, 1.0f / sum);
+    }
+}
+
+// Ends a piece: every warp's sums of it are in `state`.
+DEVICE void finish_piece(const Problem& problem, const Share& share, const Piece& piece, const Sums& state,
+                         u32 num_heads, char* shared) {
     __shared__ bool is_last;
+    const u32 first_block = owner(share, piece.pair_begin);
+    const u32 last_block = owner(share, piece.pair_begin + piece.pair_quanta - 1);
+    const bool whole = first_block == last_block;
+    merge_warps(problem, piece, state, num_heads, first_block, whole, shared);
+    if (whole) return;
+
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        const u32 pieces = last_block - first_block + 1;
-        is_last = atomicAdd(problem.counters + pair, 1) == pieces - 1;
+        is_last = atomicAdd(problem.counters + piece.pair, 1) == last_block - first_block;
         // The next launch finds it as this one did.
-        if (is_last) problem.counters[pair] = 0;
+        if (is_last) problem.counters[piece.pair] = 0;
     }
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    for (u32 i = threadIdx.x; i < kv_heads * num_heads * (HEAD_DIM / 2); i += NUM_THREADS) {
-        const u32 dim = i % (HEAD_DIM / 2) * 2;
-        const u32 head = i / (HEAD_DIM / 2) % num_heads;
-        const u32 kv_head = i / (HEAD_DIM / 2) / num_heads;
-        const u32 row = (kv_head * HEADS + head) * PARTIAL_ROW;
-        float maximum = MINUS_INFINITY, sum = 0.0f, x = 0.0f, y = 0.0f;
-#pragma unroll 4
-        for (u32 block = first_block; block <= last_block; ++block) {
-            const float* from = slot(block) + row;
-            const float2 piece = __ldcg(reinterpret_cast<const float2*>(from + HEAD_DIM));
-            const float2 xy = __ldcg(reinterpret_cast<const float2*>(from + dim));
-            const float now = fmaxf(maximum, piece.x);
-            const float old_weight = exp2_approx(maximum - now);
-            const float weight = exp2_approx(piece.x - now);
-            maximum = now;
-            sum = sum * old_weight + piece.y * weight;
-            x = x * old_weight + xy.x * weight;
-            y = y * old_weight + xy.y * weight;
-        }
-        const float factor = 1.0f / sum;
-        *reinterpret_cast<u32*>(out_at(kv_head, head) + dim) = pack_bf16(x * factor, y * factor);
-    }
+    merge_blocks(problem, piece, num_heads, first_block, last_block);
 }
 
 extern "C" __global__ void __launch_bounds__(NUM_THREADS, DECODE_BLOCKS_PER_SM)
@@ -428,30 +477,43 @@ attention_decode(const bf16* __restrict__ q, const bf16* __restrict__ kv, const 
                  const Entry* __restrict__ entries, u32 num_entries, u32 num_kv_heads, float scale,
                  bf16* __restrict__ out, float* partials, u32* counters) {
     extern __shared__ __align__(128) char shared[];
-    const Problem problem = {q,   kv,       block_table, entries, num_entries, num_kv_heads, scale * LOG2_E,
-                             out, partials, counters};
-    const u32 units = (num_kv_heads + BLOCK_KV_HEADS - 1) / BLOCK_KV_HEADS * SUBGROUPS;
-    const Share share = find_share(problem, units);
+    const Problem problem = {q,     kv,  block_table, entries, num_entries, num_kv_heads, num_kv_heads * SUBGROUPS,
+                             scale * LOG2_E, out, partials,    counters};
+    const Share share = find_share(problem);
     if (share.begin == share.end) return;
-    u32 index = share.entry;
-    u32 entry_begin = share.entry_begin * units;
-    for (u32 at = share.begin; at < share.end;) {
-        const Entry entry = entries[index];
-        const u32 quanta = entry_quanta(entry);
-        if (at == entry_begin + quanta * units) {
-            entry_begin = at;
-            ++index;
-            continue;
+
+    const u32 warp = threadIdx.x / 32;
+    const u32 ring = shared_address(shared) + warp * RING_BYTES;
+    Line line = {share.begin, share.end, share.entry, share.entry_begin};
+    Copies copies = {};
+    copies.line = line;
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) copy_next(copies, problem, ring);
+
+    u32 stage = 0;
+    while (line.at < line.end) {
+        const Piece piece = take_piece(line, problem);
+        const u32 first_head = piece.unit / SUBGROUPS * GROUP + piece.unit % SUBGROUPS * HEADS;
+        const u32 num_heads = min(HEADS, GROUP - piece.unit % SUBGROUPS * HEADS);
+        u32 group[STEPS][COLUMNS][2];
+        load_q(group, q + ((u64)piece.first_row * num_kv_heads * GROUP + first_head) * HEAD_DIM, num_heads);
+        Sums state;
+        clear(state);
+        const u32 num_tiles = warp_tiles(piece, warp);
+        for (u32 tile = 0; tile < num_tiles; ++tile) {
+            copy_async_wait<STAGES - 2>();
+            // The tile is there for every lane, and every lane is done with the one before, whose place is copied to.
+            __syncwarp();
+            copy_next(copies, problem, ring);
+            attend_tile(state, group, ring + stage * STAGE_BYTES, tile_key(piece, warp, tile), piece.end_key,
+                        problem.scale);
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
-        const u32 unit = (at - entry_begin) / quanta;
-        const u32 pair_begin = entry_begin + unit * quanta;
-        const u32 first = at - pair_begin;
-        const u32 count = min(quanta - first, share.end - at);
-        attend_piece(problem, share, entry, index * units + unit, unit, pair_begin, quanta, first, count, shared);
-        at += count;
+        finish_piece(problem, share, piece, state, num_heads, shared);
     }
+    copy_async_wait<0>();
 }
 
 // Threads a block, dynamic shared bytes, floats of `partials` a block, blocks a multiprocessor.
-extern "C" __constant__ u32 attention_decode_launch[4] = {NUM_THREADS, SHARED_BYTES, 2 * SLOT_HEADS * PARTIAL_ROW,
+extern "C" __constant__ u32 attention_decode_launch[4] = {NUM_THREADS, SHARED_BYTES, 2 * HEADS * PARTIAL_ROW,
                                                           DECODE_BLOCKS_PER_SM};

@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+"""Checks and times the attention kernels on the GPU at hand.
+
+    attention.py check [--quick] [KERNEL...]
+                                    ragged steps against plain attention in f64; prints one line a case
+    attention.py bench [decode] [prefill] [NAME=VALUE,...]...
+                                    times; each further argument is a variant, macros to compile with
+
+Tolerance of a check: ||out - ref|| / ||ref|| < 5e-3 over a step, and |out - ref| < 0.03 + 0.03 |ref| each (bf16 inputs,
+probabilities and outputs, f32 sums); rows of no entry keep what they held.
+Needs PyTorch with CUDA and NVRTC; KERNELS names another folder of sources, CUBINS a folder to cache cubins in.
+"""
+
+import concurrent.futures
+import itertools
+import math
+import statistics
+import sys
+
+import torch
+
+import cuda
+from cases import Step, decode_launcher, prefill_launcher
+
+MAX_RELATIVE, MAX_EACH = 5e-3, 0.03
+SENTINEL = 1024.0
+FILES = {
+    "attention_decode": "attention_decode.cu",
+    "attention_prefill_wgmma": "attention_prefill_wgmma.cu",
+    "attention_prefill_mma": "attention_prefill.cu",
+}
+_major, _minor = torch.cuda.get_device_capability()
+HOPPER = _major == 9
+_cubins, _kernels = {}, {}
+
+
+def key_of(name, head_dim, group, chunk_tokens, defines=()):
+    return name, head_dim, group, chunk_tokens, tuple(sorted(dict(defines).items()))
+
+
+def compile_key(key):
+    name, head_dim, group, chunk_tokens, defines = key
+    defines = {"HEAD_DIM": head_dim, "GROUP": group, "CHUNK_TOKENS": chunk_tokens, **dict(defines)}
+    return cuda.compile_cubin(FILES[name], defines, f"sm_{_major}{_minor}" + ("a" if HOPPER else ""))[0]
+
+
+def compile_all(keys):
+    keys = [k for k in dict.fromkeys(keys) if k not in _cubins]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        _cubins.update(zip(keys, pool.map(compile_key, keys)))
+
+
+def kernel(key):
+    if key not in _kernels:
+        compile_all([key])
+        _kernels[key] = cuda.Module(_cubins[key]).kernel(key[0])
+    return _kernels[key]
+
+
+def prefill_names():
+    return ["attention_prefill_wgmma"] * HOPPER + ["attention_prefill_mma"]
+
+
+def launcher(key, step):
+    if key[0] == "attention_decode":
+        return decode_launcher(kernel(key), step, torch.cuda.get_device_properties(0).multi_processor_count)
+    return prefill_launcher(kernel(key), step, key[0].endswith("wgmma"))
+
+
+# --- Checks ----------------------------------------------------------------------------------------------------------
+
+
+def prefill_spans(pick, chunk):
+    """Ragged: a fresh prompt, a turn over a past, holes of one conversation, one row, a tile's worth and one more."""
+    past = chunk * pick.randrange(1, 12)
+    return [
+        (0, 0, pick.randrange(1, 300)),
+        (1, pick.randrange(1, 500), pick.randrange(2, 200)),
+        (2, 0, chunk), (2, past, chunk), (2, past + 3 * chunk, pick.randrange(1, 70)),
+        (3, pick.randrange(0, 400), 1),
+        (4, 0, 128), (5, 0, 129), (6, 127, 1), (7, 128, 65),
+        (8, 0, 0),
+    ]
+
+
+def decode_spans(pick, chunk):
+    lengths = [1, 2, chunk - 1, chunk, chunk + 1, 63, 64, 65, 127, 129, pick.randrange(200, 900), pick.randrange(2000, 4000)]
+    pick.shuffle(lengths)
+    spans = [(i, n - 1, 1) for i, n in enumerate(lengths)]
+    for _ in range(3):
+        spans.insert(pick.randrange(len(spans) + 1), (99, 0, 0))
+    return spans
+
+
+def check_cases(quick):
+    import random
+
+    pick = random.Random(7)
+    shapes = [(128, 1, 32), (128, 4, 32), (64, 8, 16), (96, 3, 64), (80, 1, 32), (256, 2, 32), (128, 5, 64), (128, 2, 16)]
+    if not quick:
+        shapes += [(d, g, c) for d, g, c in itertools.product((64, 80, 96, 128, 256), (1, 2, 3, 4, 5, 8), (16, 32, 64))
+                   if (d, g, c) not in shapes and pick.random() < 0.3]
+        shapes += [(128, 12, 32), (64, 16, 32), (128, 24, 32), (64, 71, 16)]
+    for head_dim, group, chunk in shapes:
+        kv_heads = pick.choice((1, 2, 3, 5)) if group > 2 else pick.choice((2, 4, 7))
+        for name in ["attention_decode", *prefill_names()]:
+            spans = (decode_spans if name == "attention_decode" else prefill_spans)(pick, chunk)
+            yield key_of(name, head_dim, group, chunk), kv_heads, spans
+
+
+def check(quick, names):
+    cases = [case for case in check_cases(quick) if not names or case[0][0] in names]
+    compile_all(key for key, _, _ in cases)
+    failures = 0
+    for seed, (key, kv_heads, spans) in enumerate(cases):
+        step = Step(key[1], key[2], kv_heads, key[3], spans, seed)
+        launch = launcher(key, step)
+        errors = []
+        reference = step.reference()
+        live = ~reference.isnan()
+        for _ in range(2):  # twice: the decode counters must come back to zero
+            step.out.fill_(SENTINEL)
+            launch()
+            torch.cuda.synchronize()
+            out = step.out.double()
+            untouched = bool((out[~live] == SENTINEL).all())
+            error = out[live] - reference[live]
+            relative = (error.norm() / reference[live].norm()).item()
+            each = (error.abs() - MAX_EACH * reference[live].abs()).max().item()
+            errors.append((relative, each, untouched))
+        good = all(r < MAX_RELATIVE and e < MAX_EACH and u for r, e, u in errors)
+        failures += not good
+        print(f"{'ok  ' if good else 'FAIL'} {key[0]:24} d={key[1]:3} group={key[2]:2} chunk={key[3]:2} kv_heads={kv_heads} "
+              f"relative={errors[0][0]:.2e} max={errors[0][1]:.2e} others untouched={errors[0][2]}"
+              + ("" if good else f" again: {errors[1]}"), flush=True)
+    print(f"{len(cases)} cases, {failures} failures")
+    return failures
+
+
+# --- Times -----------------------------------------------------------------------------------------------------------
+
+
+def median_seconds(launches, replays=25):
+    """Median over replays of a graph of all launches, a launch."""
+    for launch in launches:
+        launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for launch in launches:
+            launch()
+    for _ in range(3):
+        graph.replay()
+    times = []
+    for _ in range(replays):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / 1e3 / len(launches))
+    return statistics.median(times)
+
+
+def copy_bandwidth():
+    """Bytes read and written a second by a device copy, median."""
+    a = torch.empty(1 << 31, dtype=torch.bfloat16, device="cuda").normal_()
+    b = torch.empty_like(a)
+    times = []
+    for _ in range(25):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        b.copy_(a)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return 2 * a.numel() * a.element_size() / statistics.median(times)
+
+
+def describe(defines):
+    return ",".join(f"{k}={v}" for k, v in sorted(dict(defines).items())) or "default"
+
+
+def bench_decode(variants):
+    copy = copy_bandwidth()
+    print(f"device copy {copy / 1e12:.3f} TB/s (read + write)")
+    shapes = [(64, 1024, 40, 40), (64, 8192, 40, 40), (64, 1024, 32, 8), (64, 8192, 32, 8), (8, 8192, 32, 8), (1, 8192, 32, 8)]
+    compile_all(key_of("attention_decode", 128, h // k, 32, v) for _, _, h, k in shapes for v in variants)
+    print(f"{'batch':>5} {'context':>7} {'heads':>7} {'us':>9} {'TB/s':>6} {'of copy':>7}  variant")
+    for batch, context, heads, kv_heads in shapes:
+        # Together far more than the cache, so that no launch finds its keys there.
+        one = batch * context * kv_heads * 512
+        sets = max(1, min(8, math.ceil(1.5e9 / one)))
+        steps = [Step(128, heads // kv_heads, kv_heads, 32, [(i, context - 1, 1) for i in range(batch)], seed, poison=False)
+                 for seed in range(sets)]
+        reference = None
+        for variant in variants:
+            key = key_of("attention_decode", 128, heads // kv_heads, 32, variant)
+            launches = [launcher(key, step) for step in steps]
+            seconds = median_seconds(launches * max(1, 8 // sets))
+            rate = steps[0].kv_bytes_read / seconds
+            reference = steps[0].out.clone() if reference is None else reference
+            wrong = "" if torch.allclose(reference, steps[0].out, atol=0.02) else " WRONG"
+            print(f"{batch:5} {context:7} {heads:4}/{kv_heads:<2} {seconds * 1e6:9.1f} {rate / 1e12:6.3f} {rate / copy:7.1%}  "
+                  f"{describe(variant)}{wrong}", flush=True)
+        del steps, launches
+
+
+def bench_prefill(variants):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    shapes = [
+        # name, spans, heads, kv_heads, head_dim
+        ("4 x 8192", [(i, 0, 8192) for i in range(4)], 16, 16, 128),
+        ("4 x 8192", [(i, 0, 8192) for i in range(4)], 32, 8, 128),
+        ("8 x 512 over 1-8K", [(i, 1024 * (i + 1), 512) for i in range(8)], 32, 8, 128),
+        ("8 x 512 over 1-8K", [(i, 1024 * (i + 1), 512) for i in range(8)], 40, 40, 128),
+        ("1 x 256 over 4K", [(0, 4096, 256)], 32, 8, 128),
+        ("4 x 8192", [(i, 0, 8192) for i in range(4)], 16, 16, 64),
+        ("4 x 8192", [(i, 0, 8192) for i in range(4)], 16, 16, 96),
+        ("4 x 8192", [(i, 0, 8192) for i in range(4)], 8, 8, 256),
+    ]
+    names = [(n, v) for n in prefill_names() for v in (variants if n.endswith("wgmma") else [()])]
+    compile_all(key_of(n, d, h // k, 32, v) for _, _, h, k, d in shapes for n, v in names)
+    print(f"{'step':>18} {'heads':>7} {'d':>3} {'us':>9} {'TFLOP/s':>7}  kernel")
+    for title, spans, heads, kv_heads, dim in shapes:
+        step = Step(dim, heads // kv_heads, kv_heads, 32, spans, 1, padding_rows=0, poison=False)
+        pairs = sum(rows * first + rows * (rows + 1) // 2 for _, first, rows in spans)
+        flops = 4 * pairs * heads * dim
+        reference = None
+
+        def report(seconds, label):
+            print(f"{title:>18} {heads:4}/{kv_heads:<2} {dim:3} {seconds * 1e6:9.1f} {flops / seconds / 1e12:7.1f}  {label}",
+                  flush=True)
+
+        for name, variant in names:
+            launch = launcher(key_of(name, dim, heads // kv_heads, 32, variant), step)
+            launch()
+            torch.cuda.synchronize()
+            reference = step.out.clone() if reference is None else reference
+            wrong = "" if torch.allclose(reference, step.out, atol=0.02, rtol=0.02) else " WRONG"
+            report(median_seconds([launch] * 4), f"{name} {describe(variant)}{wrong}")
+        if spans[0][1] == 0:
+            rows = spans[0][2]
+            q = torch.randn(len(spans), heads, rows, dim, dtype=torch.bfloat16, device="cuda")
+            k, v = (torch.randn(len(spans), kv_heads, rows, dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+            for backend, label in ((SDPBackend.CUDNN_ATTENTION, "cuDNN"), (SDPBackend.FLASH_ATTENTION, "FlashAttention-2")):
+                def contiguous():
+                    with sdpa_kernel(backend):
+                        torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads > kv_heads)
+                try:
+                    report(median_seconds([contiguous] * 4, 10), f"(PyTorch, contiguous) {label}")
+                except RuntimeError as error:
+                    print(f"{label}: {str(error).splitlines()[0]}")
+
+
+def main():
+    words = sys.argv[2:]
+    if sys.argv[1] == "check":
+        sys.exit(check("--quick" in words, [w for w in words if w in FILES]) > 0)
+    variants = [tuple(pair.split("=") for pair in word.split(",")) for word in words if "=" in word] or [()]
+    if "default" in words and () not in variants:
+        variants.insert(0, ())
+    print(torch.cuda.get_device_name())
+    if "prefill" not in words or "decode" in words:
+        bench_decode(variants)
+    if "decode" not in words or "prefill" in words:
+        bench_prefill(variants)
+
+
+main()
