@@ -88,15 +88,50 @@ class Step:
         return out
 
 
-def tiles_of(step, tile_rows):
-    """The prefill tiles, longest first."""
+# Keys of a step of the wgmma form at its longest, and what a block costs beside its steps, in steps (a guess).
+STEP_KEYS, TILE_COST, PART_COST = 128, 2, 4
+
+
+def keys_of(step, entry, first, tile_rows):
+    """Keys that the last row of a tile attends."""
+    _, rows, position, _, _ = entry
+    return position + (min(first + tile_rows, rows * step.group) - 1) // step.group + 1
+
+
+def choose_part_steps(steps, num_heads, num_sms):
+    """Steps a part at most: splits tiles where there are too few to fill the device, by estimated time."""
+    longest = max(steps)
+
+    def estimate(limit):
+        costs = []
+        for n in steps:
+            parts = -(-n // limit)
+            costs += [-(-n // parts) + (PART_COST if parts > 1 else TILE_COST)] * parts
+        mean, count = sum(costs) / len(costs), len(costs) * num_heads
+        return -(-count // num_sms) * mean + max(costs) - mean
+
+    if len(steps) * num_heads >= num_sms:
+        return longest
+    return min((max(4, -(-longest // n)) for n in (1, 2, 3, 4, 6, 8, 12, 16)), key=estimate)
+
+
+def tiles_of(step, tile_rows, num_sms=0, random_parts=False):
+    """The prefill tiles, longest first, and the number of slots for parts. No parts where `num_sms` is 0."""
     tiles = []
-    for index, (_, rows, first, _, _) in enumerate(step.entries):
-        for packed in range(0, rows * step.group, tile_rows):
-            keys = first + min(rows, -(-(packed + tile_rows) // step.group))
-            tiles.append((keys, index, packed))
-    tiles.sort(key=lambda t: -t[0])
-    return torch.tensor([t[1:] for t in tiles], dtype=torch.int32, device="cuda")
+    for entry in step.entries:
+        for first in range(0, entry[1] * step.group, tile_rows):
+            tiles.append((keys_of(step, entry, first, tile_rows), entry, first))
+    steps = [-(-keys // STEP_KEYS) for keys, _, _ in tiles]
+    part_steps = choose_part_steps(steps, step.num_kv_heads, num_sms) if num_sms else max(steps)
+    rows, slots = [], 0
+    for (keys, (row, num_rows, position, block, _), first), n in zip(tiles, steps):
+        parts = step.random.randint(1, n) if random_parts else -(-n // part_steps)
+        for part in range(parts):
+            tile = (row, position, block, first, min(tile_rows, num_rows * step.group - first), part, parts, slots)
+            rows.append((keys / parts, tile))
+        slots += parts if parts > 1 else 0
+    rows.sort(key=lambda t: -t[0])
+    return torch.tensor([t for _, t in rows], dtype=torch.int32, device="cuda"), slots
 
 
 u32, f32 = ctypes.c_uint32, ctypes.c_float
@@ -117,20 +152,26 @@ def decode_launcher(kernel, step, num_sms):
     return launch
 
 
-def prefill_launcher(kernel, step, wgmma):
-    tiles = tiles_of(step, kernel.launch[2])
-    grid = (len(tiles), step.num_kv_heads, 1)
-    common = [step.q, step.table_gpu, step.entries_gpu, tiles, u32(step.num_kv_heads), f32(step.scale), step.out]
+def prefill_launcher(kernel, step, wgmma, num_sms, split="rule"):
+    """`split`: "rule", "random" or "none"."""
+    tile_rows = kernel.launch[2]
+    tiles, slots = tiles_of(step, tile_rows, num_sms if wgmma and split == "rule" else 0, wgmma and split == "random")
+    common = [step.q, step.table_gpu, tiles, u32(len(tiles)), u32(step.num_kv_heads), f32(step.scale), step.out]
     if wgmma:
+        grid = (min(num_sms, len(tiles) * step.num_kv_heads), 1, 1)
         tensor_map, keep = cuda.kv_tensor_map(
             step.kv, step.head_dim, step.num_kv_heads, step.chunk_tokens, step.num_blocks
         )
-        args = [tensor_map, *common]
+        floats = slots * step.num_kv_heads * tile_rows * (step.head_dim + 2)
+        partials = torch.full((max(1, floats),), NAN, dtype=torch.float32, device="cuda")
+        counters = torch.zeros(2 + slots * step.num_kv_heads, dtype=torch.int32, device="cuda")
+        args = [tensor_map, *common, partials, counters]
     else:
-        keep, args = None, [step.kv, *common]
+        grid = (len(tiles), step.num_kv_heads, 1)
+        counters, keep, args = None, None, [step.kv, *common]
 
     def launch():
         kernel(torch.cuda.current_stream().cuda_stream, grid, args)
 
-    launch.keep = keep
+    launch.counters, launch.keep, launch.num_slots = counters, keep, slots
     return launch

@@ -21,17 +21,33 @@ struct Entry {
     u32 num_blocks;
 };
 
-// A tile of an entry's packed rows. Packed row m = (row m / GROUP, query head kv_head * GROUP + m % GROUP): the heads of
-// a group are rows of one tile, since they share K and V.
+// Prefill's unit of work: some packed rows of an entry and, if `parts` > 1, an equal part of their keys. Packed row m of
+// an entry = (row m / GROUP, query head kv_head * GROUP + m % GROUP): the heads of a group are rows of one tile, since
+// they share K and V.
 struct Tile {
-    u32 entry;
-    u32 first;
+    u32 first_row;       // of the entry, and so
+    u32 first_position;
+    u32 first_block;
+    u32 first;           // packed row of the entry
+    u32 num_rows;        // packed rows
+    u32 part, parts;
+    u32 slot;            // of the tile's first part among all parts of split tiles
 };
 
 #define DEVICE [[maybe_unused]] static __device__ __forceinline__
 
 constexpr float LOG2_E = 1.4426950408889634f;
 #define MINUS_INFINITY __int_as_float(0xff800000)
+
+// Position of a tile's row.
+DEVICE u32 row_position(const Tile& tile, u32 row) { return tile.first_position + (tile.first + row) / GROUP; }
+
+// First element in q and out of a tile's row.
+DEVICE u64 row_element(const Tile& tile, u32 row, u32 kv_head, u32 num_kv_heads) {
+    const u32 packed = tile.first + row;
+    const u64 of_head = (u64)(tile.first_row + packed / GROUP) * num_kv_heads + kv_head;
+    return (of_head * GROUP + packed % GROUP) * HEAD_DIM;
+}
 
 DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
@@ -62,6 +78,19 @@ DEVICE float sum_of_quad(float x) {
 DEVICE void copy_async_16(u32 to, const void* from, bool live) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(live ? 16 : 0)
                  : "memory");
+}
+
+// The same for what is read once: first to leave the L2 cache.
+DEVICE void copy_async_16_once(u32 to, const void* from, bool live, u64 policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
+                 "r"(live ? 16 : 0), "l"(policy)
+                 : "memory");
+}
+
+DEVICE u64 evict_first_policy() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
 }
 
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -10,6 +10,9 @@
 // shared memory, filled by asynchronous copies. The copies run on across the ends of pieces, so memory stays busy while
 // the block's warps meet there to add up.
 //
+// K and V are read once, so they are the first to leave the L2 cache: entries and block table, which every layer reads,
+// stay (64 rows of 1,024 keys, 8 K/V heads, on an H200: 74.0 us without, 71.3 us with).
+//
 // Slots past the row's position are never read (the copy writes zeros), so what they hold does not matter.
 //
 // Launch: see the constant at the end; grid any number of blocks, best those that fit the device at once.
@@ -197,6 +200,7 @@ struct Copies {
 DEVICE void copy_tile(const Problem& problem, u32 to, u32 block, u32 key, u32 end_key, u32 kv_head) {
     const u32 lane = threadIdx.x % 32;
     const u64 token_len = (u64)problem.num_kv_heads * HEAD_DIM;
+    const u64 policy = evict_first_policy();
     const bf16* k = problem.kv + ((u64)block * 2 * CHUNK_TOKENS + key % CHUNK_TOKENS) * token_len + kv_head * HEAD_DIM;
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
@@ -204,8 +208,8 @@ DEVICE void copy_tile(const Problem& problem, u32 to, u32 block, u32 key, u32 en
         for (int i = 0; i < TILE_KEYS * PIECES / 32; ++i) {
             const u32 row = (i * 32 + lane) / PIECES;
             const u32 piece = (i * 32 + lane) % PIECES;
-            copy_async_16(to + part * PART_BYTES + row * ROW_BYTES + piece * 16,
-                          k + (part * CHUNK_TOKENS + row) * token_len + piece * 8, key + row < end_key);
+            copy_async_16_once(to + part * PART_BYTES + row * ROW_BYTES + piece * 16,
+                               k + (part * CHUNK_TOKENS + row) * token_len + piece * 8, key + row < end_key, policy);
         }
     }
 }

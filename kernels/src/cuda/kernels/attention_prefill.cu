@@ -5,7 +5,7 @@
 // keys come by asynchronous copies while these are worked on. The algorithm is FlashAttention-2's (arXiv:2307.08691).
 // Slots past the tile's last key are never read: the copy writes zeros.
 //
-// Launch: see the constant at the end; grid (number of tiles, num_kv_heads). Rows of no tile are left alone.
+// Launch: see the constant at the end; grid (num_tiles, num_kv_heads). `parts` of a tile must be 1. Rows of no tile are left alone.
 
 constexpr int WARPS = 4;
 constexpr int NUM_THREADS = 32 * WARPS;
@@ -20,40 +20,24 @@ constexpr int SHARED_BYTES = K_OFFSET + 2 * 2 * PART_BYTES;
 constexpr int STEPS = HEAD_DIM / 16;
 constexpr int KEY_COLUMNS = TILE_KEYS / 8;
 
-struct Work {
-    Entry entry;
-    u32 first;     // the tile's first packed row
-    u32 num_rows;  // packed rows of the tile
-    u32 num_keys;  // keys that its last row attends
-    u32 num_heads; // query heads
-};
-
-DEVICE u64 row_element(const Work& work, u32 row) {
-    const u32 packed = work.first + row;
-    const u32 head = blockIdx.y * GROUP + packed % GROUP;
-    return ((u64)(work.entry.first_row + packed / GROUP) * work.num_heads + head) * HEAD_DIM;
-}
-
-DEVICE void copy_q(const Work& work, u32 to, const bf16* q) {
+DEVICE void copy_q(const Tile& tile, u32 to, const bf16* q, u32 num_kv_heads) {
 #pragma unroll
     for (int i = threadIdx.x; i < TILE_ROWS * PIECES; i += NUM_THREADS) {
         const u32 row = i / PIECES;
         const u32 piece = i % PIECES;
-        const bool live = row < work.num_rows;
-        copy_async_16(to + row * ROW_BYTES + piece * 16, q + (live ? row_element(work, row) + piece * 8 : 0), live);
+        const bool live = row < tile.num_rows;
+        copy_async_16(to + row * ROW_BYTES + piece * 16, q + (live ? row_element(tile, row, blockIdx.y, num_kv_heads) + piece * 8 : 0), live);
     }
 }
 
-DEVICE void copy_keys(const Work& work, u32 to, const bf16* kv, const u32* block_table, u32 first_key) {
-    const u32 num_kv_heads = gridDim.y;
+DEVICE void copy_keys(u32 to, const bf16* kv, const u32* table, u32 first_key, u32 num_keys, u32 num_kv_heads) {
     const u64 token_len = (u64)num_kv_heads * HEAD_DIM;
-    const u32* table = block_table + work.entry.first_block;
 #pragma unroll
     for (int i = threadIdx.x; i < TILE_KEYS * PIECES; i += NUM_THREADS) {
         const u32 row = i / PIECES;
         const u32 piece = i % PIECES;
         const u32 key = first_key + row;
-        const bool live = key < work.num_keys;
+        const bool live = key < num_keys;
         const u64 block = live ? __ldg(table + key / CHUNK_TOKENS) : 0;
         const bf16* k = kv + (block * 2 * CHUNK_TOKENS + key % CHUNK_TOKENS) * token_len + blockIdx.y * HEAD_DIM;
         copy_async_16(to + row * ROW_BYTES + piece * 16, k + piece * 8, live);
@@ -102,33 +86,29 @@ DEVICE void add_values(float (&o)[PIECES][4], const float (&s)[KEY_COLUMNS][4], 
 
 extern "C" __global__ void __launch_bounds__(NUM_THREADS)
 attention_prefill_mma(const bf16* __restrict__ kv, const bf16* __restrict__ q, const u32* __restrict__ block_table,
-                      const Entry* __restrict__ entries, const Tile* __restrict__ tiles, u32 num_kv_heads, float scale,
+                      const Tile* __restrict__ tiles, u32 num_tiles, u32 num_kv_heads, float scale,
                       bf16* __restrict__ out) {
     extern __shared__ __align__(128) char shared[];
     const u32 base = shared_address(shared);
     const u32 warp = threadIdx.x / 32;
     const u32 lane = threadIdx.x % 32;
     const Tile tile = tiles[blockIdx.x];
-    Work work;
-    work.entry = entries[tile.entry];
-    work.first = tile.first;
-    work.num_rows = min(TILE_ROWS, work.entry.num_rows * GROUP - tile.first);
-    work.num_keys = work.entry.first_position + (tile.first + work.num_rows - 1) / GROUP + 1;
-    work.num_heads = num_kv_heads * GROUP;
+    const u32 num_keys = row_position(tile, tile.num_rows - 1) + 1;
+    const u32* table = block_table + tile.first_block;
     scale *= LOG2_E;
 
-    copy_q(work, base, q);
-    copy_keys(work, base + K_OFFSET, kv, block_table, 0);
+    copy_q(tile, base, q, num_kv_heads);
+    copy_keys(base + K_OFFSET, kv, table, 0, num_keys, num_kv_heads);
     copy_async_commit();
 
     // Rows past the tile's last attend what that one does; nobody reads them.
     u32 positions[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const u32 row = min(warp * 16 + lane / 4 + 8 * r, work.num_rows - 1);
-        positions[r] = work.entry.first_position + (work.first + row) / GROUP;
+        const u32 row = min(warp * 16 + lane / 4 + 8 * r, tile.num_rows - 1);
+        positions[r] = row_position(tile, row);
     }
-    const u32 top_position = work.entry.first_position + work.first / GROUP;
+    const u32 top_position = row_position(tile, 0);
 
     float o[PIECES][4];
     float maxima[2] = {MINUS_INFINITY, MINUS_INFINITY};
@@ -136,9 +116,9 @@ attention_prefill_mma(const bf16* __restrict__ kv, const bf16* __restrict__ q, c
 #pragma unroll
     for (int i = 0; i < PIECES; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
 
-    for (u32 key = 0, stage = 0; key < work.num_keys; key += TILE_KEYS, stage ^= 1) {
-        if (key + TILE_KEYS < work.num_keys) {
-            copy_keys(work, base + K_OFFSET + (stage ^ 1) * 2 * PART_BYTES, kv, block_table, key + TILE_KEYS);
+    for (u32 key = 0, stage = 0; key < num_keys; key += TILE_KEYS, stage ^= 1) {
+        if (key + TILE_KEYS < num_keys) {
+            copy_keys(base + K_OFFSET + (stage ^ 1) * 2 * PART_BYTES, kv, table, key + TILE_KEYS, num_keys, num_kv_heads);
         }
         copy_async_commit();
         copy_async_wait<1>();
@@ -185,8 +165,8 @@ attention_prefill_mma(const bf16* __restrict__ kv, const bf16* __restrict__ q, c
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const u32 row = warp * 16 + lane / 4 + 8 * r;
-        if (row >= work.num_rows) continue;
-        bf16* to = out + row_element(work, row) + lane % 4 * 2;
+        if (row >= tile.num_rows) continue;
+        bf16* to = out + row_element(tile, row, blockIdx.y, num_kv_heads) + lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < PIECES; ++i) {
             *reinterpret_cast<u32*>(to + i * 8) = pack_bf16(o[i][2 * r] * factor[r], o[i][2 * r + 1] * factor[r]);

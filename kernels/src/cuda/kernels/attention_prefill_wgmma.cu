@@ -1,40 +1,100 @@
 // Causal attention of many rows over paged K/V, for compute capability 9.0 (built for sm_90a).
 //
-// One block computes a tile of 128 packed rows (see Tile) of one K/V head. A producer warp brings K and V of 128 keys (64
-// at head dim 256) at a time to shared memory with the bulk tensor copy, a page a box; two warpgroups of 64 rows each
-// multiply with wgmma, K and V read from shared memory, probabilities from registers. A warpgroup issues the scores of
-// the next keys before the values of these, so its softmax runs under its own matrix work, and the two take turns
-// issuing, so one's softmax also runs under the other's. The algorithm is FlashAttention's (arXiv:2205.14135), the overlap
-// that of FlashAttention-3 (arXiv:2407.08608, section 3).
+// A block takes tiles of 128 packed rows (see Tile) of one K/V head from a queue, longest first. Of its first warpgroup, a
+// warp brings K and V of 128 keys (64 at head dim 256) at a time to shared memory with the bulk tensor copy, a page a box,
+// and three warps bring the next tile's queries. Two more warpgroups, of 64 rows each, multiply with wgmma: queries, K and
+// V from shared memory, probabilities from registers. A warpgroup issues the scores of the next keys before the values
+// of these, so its softmax runs under its own products, and the two take turns issuing, so one's softmax also runs
+// under the other's products. The algorithm is FlashAttention's (arXiv:2205.14135), the overlap FlashAttention-3's
+// (arXiv:2407.08608, section 3). Where there are few tiles, several blocks share the keys of one; the last to finish
+// adds up, in the order of the keys.
 //
 // Slots past a tile's last key are never read: the copy of the last page starts before the page's first token, which
-// fills the front of its box with zeros, and pages past it are copied from outside the tensor, which gives zeros only.
+// fills the front of its box with zeros, and pages past it are copied from outside the tensor, which gives only zeros.
 //
-// Launch: see the constant at the end; grid (number of tiles, num_kv_heads). Rows of no tile are left alone.
+// Launch: see the constant at the end; grid: as many blocks as fit the device at once (one a multiprocessor).
+// partials: TILE_ROWS * (HEAD_DIM + 2) floats a K/V head and part of split tiles, any content; counters: two, and one a
+// K/V head and part of split tiles, zeros, left zero. Rows of no tile are left alone.
 
-constexpr int TILE_ROWS = 128;
-constexpr int CONSUMERS = 2;
+#ifndef PREFILL_CONSUMERS
+#define PREFILL_CONSUMERS 2
+#endif
+
+// Warpgroups that multiply, 64 rows each.
+constexpr int CONSUMERS = PREFILL_CONSUMERS;
+constexpr int CONSUMER_WARPS = 4 * CONSUMERS;
+constexpr int TILE_ROWS = 64 * CONSUMERS;
 constexpr int NUM_THREADS = 128 * (CONSUMERS + 1);
+constexpr int Q_WARPS = 3;
+// Registers a thread, of 65,536 in all.
+#ifndef PR
+#define PR 40
+#define CR 232
+#endif
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? PR : 32;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? CR : 160;
 constexpr int TILE_KEYS = HEAD_DIM > 128 ? 64 : 128;
 constexpr int STAGES = 2;
+// Queries in shared memory, of this tile and the next; two fit at smaller heads only.
+constexpr int Q_SLOTS = HEAD_DIM > 128 ? 1 : 2;
+constexpr int WORK_SLOTS = 2;
 // Columns of 64 dims: 128 bytes, the width of the swizzle.
 constexpr int COLUMNS = (HEAD_DIM + 63) / 64;
 constexpr int Q_COLUMN_BYTES = TILE_ROWS * 128;
+constexpr int Q_BYTES = COLUMNS * Q_COLUMN_BYTES;
 constexpr int KV_COLUMN_BYTES = TILE_KEYS * 128;
 constexpr int KV_BYTES = COLUMNS * KV_COLUMN_BYTES;
-constexpr int K_OFFSET = COLUMNS * Q_COLUMN_BYTES;
-constexpr int V_OFFSET = K_OFFSET + STAGES * KV_BYTES;
-constexpr int BARRIER_OFFSET = V_OFFSET + STAGES * KV_BYTES;
 constexpr int PAGES = TILE_KEYS / CHUNK_TOKENS;
-// 1,024 more than is used, to align the base to the swizzle's period.
-constexpr int SHARED_BYTES = BARRIER_OFFSET + 4 * STAGES * 8 + 1024;
 static_assert(COLUMNS * PAGES <= 32, "a lane of the producer copies a box");
+
+// Offsets in shared memory.
+constexpr int K_AT = Q_SLOTS * Q_BYTES;
+constexpr int V_AT = K_AT + STAGES * KV_BYTES;
+constexpr int FULL_K = V_AT + STAGES * KV_BYTES;
+constexpr int EMPTY_K = FULL_K + STAGES * 8;
+constexpr int FULL_V = EMPTY_K + STAGES * 8;
+constexpr int EMPTY_V = FULL_V + STAGES * 8;
+constexpr int FULL_Q = EMPTY_V + STAGES * 8;
+constexpr int EMPTY_Q = FULL_Q + Q_SLOTS * 8;
+constexpr int FULL_WORK = EMPTY_Q + Q_SLOTS * 8;
+constexpr int EMPTY_WORK = FULL_WORK + WORK_SLOTS * 8;
+constexpr int WORK_AT = EMPTY_WORK + WORK_SLOTS * 8;
+constexpr int WORK_BYTES = 64;
+constexpr int IS_LAST = WORK_AT + WORK_SLOTS * WORK_BYTES;
+// 1,024 more than is used, to align the base to the swizzle's period.
+constexpr int SHARED_BYTES = IS_LAST + 16 + 1024;
+
+// Named barriers: one a warpgroup, one for its turn to issue, one for all that multiply.
+constexpr int GROUP_BARRIER = 1;
+constexpr int TURN_BARRIER = 4;
+constexpr int ALL_BARRIER = 7;
 
 // CUtensorMap over a layer's K/V: { head_dim, kv_head, token, 2 * block + (0 for K, 1 for V) }, boxes of
 // { 64, 1, CHUNK_TOKENS, 1 }, 128-byte swizzle.
 struct alignas(64) TensorMap {
     u64 opaque[16];
 };
+
+struct Problem {
+    const bf16* q;
+    const u32* block_table;
+    const Tile* tiles;
+    u32 num_tiles;
+    u32 num_kv_heads;
+    float scale;
+    bf16* out;
+    float* partials;
+    u32* counters;  // next of the queue, blocks done with it, then finished parts a (slot, K/V head)
+};
+
+// A tile of a K/V head and its steps of TILE_KEYS keys. No rows: the queue is empty.
+struct Work {
+    Tile tile;
+    u32 kv_head;
+    u32 num_keys;  // that the tile's last row attends
+    u32 first_step, end_step;
+};
+static_assert(sizeof(Work) <= WORK_BYTES, "a work slot");
 
 // --- Barriers and copies ---------------------------------------------------------------------------------------------
 
@@ -178,22 +238,23 @@ DEVICE void wgmma_values(float (&d)[128], u32 a0, u32 a1, u32 a2, u32 a3, u64 b)
 }
 #endif
 
-// --- The producer warp -----------------------------------------------------------------------------------------------
+// --- The producing warpgroup -----------------------------------------------------------------------------------------
 
-// What a block works on.
-struct Work {
-    Entry entry;
-    u32 first;     // the tile's first packed row
-    u32 num_rows;  // packed rows of the tile
-    u32 num_keys;  // keys that its last row attends
-    u32 num_tiles; // of keys
-};
+DEVICE Work work_of(const Problem& problem, u32 item) {
+    Work work = {};
+    if (item >= problem.num_tiles * problem.num_kv_heads) return work;
+    // Blocks at work at once share K/V heads, so these stay in the cache.
+    work.tile = problem.tiles[item % problem.num_tiles];
+    work.kv_head = item / problem.num_tiles;
+    work.num_keys = row_position(work.tile, work.tile.num_rows - 1) + 1;
+    const u32 steps = (work.num_keys + TILE_KEYS - 1) / TILE_KEYS;
+    work.first_step = steps * work.tile.part / work.tile.parts;
+    work.end_step = steps * (work.tile.part + 1) / work.tile.parts;
+    return work;
+}
 
-struct Shared {
-    u32 q, k, v, full_k, full_v, empty_k, empty_v;
-};
-
-DEVICE void produce(const Work& work, const Shared& shared, const TensorMap* map, const u32* block_table) {
+// Copies the keys of a tile; `count` steps were copied before.
+DEVICE void copy_keys(const Problem& problem, const Work& work, u32 base, const TensorMap* map, u32& count) {
     // A lane copies a box: a page's 64 dims.
     const int lane = threadIdx.x % 32;
     const int column = lane % COLUMNS;
@@ -201,36 +262,94 @@ DEVICE void produce(const Work& work, const Shared& shared, const TensorMap* map
     const bool copies = lane < COLUMNS * PAGES;
     const int last_page = (work.num_keys - 1) / CHUNK_TOKENS;
     const int tail = work.num_keys - last_page * CHUNK_TOKENS;
-    const u32 to = column * KV_COLUMN_BYTES + page * CHUNK_TOKENS * 128;
-    const u32* table = block_table + work.entry.first_block;
-    u32 block = page <= last_page && copies ? __ldg(table + page) : 0;
-    for (u32 tile = 0; tile < work.num_tiles; ++tile) {
-        const int at = tile * PAGES + page;
+    const u32 to = base + column * KV_COLUMN_BYTES + page * CHUNK_TOKENS * 128;
+    const u32* table = problem.block_table + work.tile.first_block;
+    int at = work.first_step * PAGES + page;
+    u32 block = at <= last_page && copies ? __ldg(table + at) : 0;
+    for (u32 step = work.first_step; step < work.end_step; ++step, ++count) {
         const int next = at + PAGES;
         const u32 next_block = next <= last_page && copies ? __ldg(table + next) : 0;
         // Zeros come from before token 0 or from past the page.
         const int token = at < last_page ? 0 : at == last_page ? tail - CHUNK_TOKENS : CHUNK_TOKENS;
-        const u32 stage = tile % STAGES;
-        const u32 parity = tile / STAGES & 1 ^ 1;
-        const u32 full_k = shared.full_k + stage * 8;
-        const u32 full_v = shared.full_v + stage * 8;
-        barrier_wait(shared.empty_k + stage * 8, parity);
-        if (lane == 0) barrier_expect(full_k, KV_BYTES);
-        __syncwarp();
-        if (copies) {
-            copy_box(shared.k + stage * KV_BYTES + to, map, column * 64, blockIdx.y, token, 2 * block, full_k);
-        }
-        barrier_wait(shared.empty_v + stage * 8, parity);
-        if (lane == 0) barrier_expect(full_v, KV_BYTES);
-        __syncwarp();
-        if (copies) {
-            copy_box(shared.v + stage * KV_BYTES + to, map, column * 64, blockIdx.y, token, 2 * block + 1, full_v);
+        const u32 stage = count % STAGES;
+        const u32 parity = count / STAGES & 1 ^ 1;
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+            const u32 full = base + (part == 0 ? FULL_K : FULL_V) + stage * 8;
+            barrier_wait(base + (part == 0 ? EMPTY_K : EMPTY_V) + stage * 8, parity);
+            if (lane == 0) barrier_expect(full, KV_BYTES);
+            __syncwarp();
+            if (copies) {
+                const u32 stage_at = (part == 0 ? K_AT : V_AT) + stage * KV_BYTES;
+                copy_box(to + stage_at, map, column * 64, work.kv_head, token, 2 * block + part, full);
+            }
         }
         block = next_block;
+        at = next;
     }
 }
 
-// --- The consumer warpgroups -----------------------------------------------------------------------------------------
+// The warp that takes tiles from the queue and copies their keys.
+DEVICE void produce(const Problem& problem, char* shared, u32 base, const TensorMap* map) {
+    const u32 lane = threadIdx.x % 32;
+    u32 item = blockIdx.x;
+    u32 count = 0;
+    for (u32 turn = 0;; ++turn) {
+        const u32 slot = turn % WORK_SLOTS;
+        const Work work = work_of(problem, item);
+        barrier_wait(base + EMPTY_WORK + slot * 8, turn / WORK_SLOTS & 1 ^ 1);
+        if (lane == 0) {
+            *reinterpret_cast<Work*>(shared + WORK_AT + slot * WORK_BYTES) = work;
+            barrier_arrive(base + FULL_WORK + slot * 8);
+        }
+        if (work.tile.num_rows == 0) break;
+        if (lane == 0) item = gridDim.x + atomicAdd(problem.counters, 1);
+        copy_keys(problem, work, base, map, count);
+        item = __shfl_sync(~0u, item, 0);
+    }
+    // The last block to find the queue empty leaves it as it was.
+    if (lane == 0 && atomicAdd(problem.counters + 1, 1) == gridDim.x - 1) {
+        problem.counters[0] = 0;
+        problem.counters[1] = 0;
+    }
+}
+
+// The warps that bring queries: rows in the 128-byte swizzle, zeros past the tile's rows.
+DEVICE void copy_queries(const Problem& problem, const char* shared, u32 base) {
+    constexpr int PIECES = HEAD_DIM / 8;
+    const u32 lane = threadIdx.x % 32;
+    for (u32 turn = 0;; ++turn) {
+        const u32 slot = turn % WORK_SLOTS;
+        barrier_wait(base + FULL_WORK + slot * 8, turn / WORK_SLOTS & 1);
+        const Work& work = *reinterpret_cast<const Work*>(shared + WORK_AT + slot * WORK_BYTES);
+        const Tile tile = work.tile;
+        const u32 kv_head = work.kv_head;
+        __syncwarp();
+        if (lane == 0) barrier_arrive(base + EMPTY_WORK + slot * 8);
+        const u32 q_slot = turn % Q_SLOTS;
+        barrier_wait(base + EMPTY_Q + q_slot * 8, turn / Q_SLOTS & 1 ^ 1);
+        const u32 to = base + q_slot * Q_BYTES;
+        if (tile.num_rows > 0) {
+#pragma unroll 4
+            for (int i = threadIdx.x - 32; i < TILE_ROWS * PIECES; i += 32 * Q_WARPS) {
+                const u32 row = i / PIECES;
+                const u32 piece = i % PIECES;
+                const bool live = row < tile.num_rows;
+                const u64 from = live ? row_element(tile, row, kv_head, problem.num_kv_heads) + piece * 8 : 0;
+                copy_async_16(to + piece / 8 * Q_COLUMN_BYTES + row * 128 + (piece % 8 ^ row % 8) * 16,
+                              problem.q + from, live);
+            }
+            copy_async_commit();
+            copy_async_wait<0>();
+            // wgmma reads through another proxy.
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        }
+        barrier_arrive(base + FULL_Q + q_slot * 8);
+        if (tile.num_rows == 0) break;
+    }
+}
+
+// --- The multiplying warpgroups --------------------------------------------------------------------------------------
 
 constexpr int NUM_SCORES = TILE_KEYS / 2;  // a thread's share of 64 x TILE_KEYS
 constexpr int NUM_OUT = HEAD_DIM / 2;
@@ -282,7 +401,8 @@ DEVICE void softmax(float (&s)[NUM_SCORES], float (&maxima)[2], float (&sums)[2]
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         now[r] = max_of_quad(now[r]);
-        offset[r] = now[r] * scale;
+        // A part of the keys may hold none that the row attends.
+        offset[r] = now[r] == MINUS_INFINITY ? 0.0f : now[r] * scale;
         shrink[r] = exp2_approx(maxima[r] * scale - offset[r]);
         maxima[r] = now[r];
     }
@@ -302,83 +422,122 @@ DEVICE void pack_probabilities(u32 (&p)[NUM_SCORES / 2], const float (&s)[NUM_SC
     for (int i = 0; i < NUM_SCORES / 2; ++i) p[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
 }
 
-// Brings the warpgroup's 64 rows of q to shared memory, swizzled; zeros past the tile's rows.
-DEVICE void load_q(const Work& work, u32 to, u32 group_row, const bf16* q, u32 num_heads) {
+// Writes a warp's 16 rows to `out` through their place in the queries' shared memory, so as to store whole rows.
+DEVICE void store_rows(const Problem& problem, const Work& work, const float (&o)[NUM_OUT], const float (&factor)[2],
+                       u32 queries, u32 warp_row) {
     constexpr int PIECES = HEAD_DIM / 8;
-#pragma unroll 4
-    for (int i = threadIdx.x % 128; i < 64 * PIECES; i += 128) {
-        const u32 row = i / PIECES;
-        const u32 piece = i % PIECES;
-        const u32 packed = work.first + group_row + row;
-        const bool live = group_row + row < work.num_rows;
-        const u64 head_row = (u64)(work.entry.first_row + packed / GROUP) * num_heads + blockIdx.y * GROUP + packed % GROUP;
-        const u32 address = to + piece / 8 * Q_COLUMN_BYTES + row * 128 + (piece % 8 ^ row % 8) * 16;
-        copy_async_16(address, q + (live ? head_row * HEAD_DIM + piece * 8 : 0), live);
-    }
-    copy_async_commit();
-    copy_async_wait<0>();
-}
-
-// Writes a warp's 16 rows through their place in q's shared memory, to store whole rows.
-DEVICE void store_rows(const Work& work, const float (&o)[NUM_OUT], const float (&factor)[2], u32 base, u32 first_row,
-                       bf16* out, u32 num_heads) {
     const u32 lane = threadIdx.x % 32;
+    const u32 rows_at = queries + warp_row * 128;
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 8; ++i) {
+    for (int i = 0; i < PIECES; ++i) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const u32 row = lane / 4 + 8 * r;
-            const u32 address = base + i / 8 * Q_COLUMN_BYTES + row * 128 + (i % 8 ^ row % 8) * 16 + lane % 4 * 4;
+            const u32 address = rows_at + i / 8 * Q_COLUMN_BYTES + row * 128 + (i % 8 ^ row % 8) * 16 + lane % 4 * 4;
             const u32 pair = pack_bf16(o[4 * i + 2 * r] * factor[r], o[4 * i + 2 * r + 1] * factor[r]);
             asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(pair) : "memory");
         }
     }
     __syncwarp();
-    constexpr int PIECES = HEAD_DIM / 8;
+#pragma unroll 4
     for (int i = lane; i < 16 * PIECES; i += 32) {
         const u32 row = i / PIECES;
         const u32 piece = i % PIECES;
-        if (first_row + row >= work.num_rows) break;
-        const u32 packed = work.first + first_row + row;
-        const u64 head_row = (u64)(work.entry.first_row + packed / GROUP) * num_heads + blockIdx.y * GROUP + packed % GROUP;
-        const u32 address = base + piece / 8 * Q_COLUMN_BYTES + row * 128 + (piece % 8 ^ row % 8) * 16;
+        if (warp_row + row >= work.tile.num_rows) break;
         uint4 x;
         asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                     : "r"(address)
+                     : "r"(rows_at + piece / 8 * Q_COLUMN_BYTES + row * 128 + (piece % 8 ^ row % 8) * 16)
                      : "memory");
-        *reinterpret_cast<uint4*>(out + head_row * HEAD_DIM + piece * 8) = x;
+        const u64 to = row_element(work.tile, warp_row + row, work.kv_head, problem.num_kv_heads) + piece * 8;
+        *reinterpret_cast<uint4*>(problem.out + to) = x;
     }
 }
 
-DEVICE void consume(const Work& work, const Shared& shared, u32 group, const bf16* q, u32 num_kv_heads, float scale,
-                    bf16* out) {
-    const u32 num_heads = num_kv_heads * GROUP;
+// A part's sums: `[row][dim]`, then `[row]` maximum (in powers of two) and sum of probabilities.
+DEVICE float* partial(const Problem& problem, const Work& work, u32 part) {
+    const u64 slot = (u64)(work.tile.slot + part) * problem.num_kv_heads + work.kv_head;
+    return problem.partials + slot * (TILE_ROWS * (HEAD_DIM + 2));
+}
+
+DEVICE void store_partial(const Problem& problem, const Work& work, const float (&o)[NUM_OUT],
+                          const float (&maxima)[2], const float (&sums)[2], u32 warp_row) {
+    const u32 lane = threadIdx.x % 32;
+    float* to = partial(problem, work, work.tile.part);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const u32 row = warp_row + lane / 4 + 8 * r;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 8; ++i) {
+            *reinterpret_cast<float2*>(to + row * HEAD_DIM + i * 8 + lane % 4 * 2) =
+                make_float2(o[4 * i + 2 * r], o[4 * i + 2 * r + 1]);
+        }
+        if (lane % 4 == 0) {
+            *reinterpret_cast<float2*>(to + TILE_ROWS * HEAD_DIM + row * 2) =
+                make_float2(maxima[r] * problem.scale, sums[r]);
+        }
+    }
+}
+
+// Adds up the parts of a tile, if this block is the last of them to come here.
+DEVICE void merge_parts(const Problem& problem, const Work& work, char* shared) {
+    const u32 thread = threadIdx.x - 128;
+    volatile u32* is_last = reinterpret_cast<volatile u32*>(shared + IS_LAST);
+    __threadfence();
+    named_barrier_sync(ALL_BARRIER, 128 * CONSUMERS);
+    if (thread == 0) {
+        u32* counter = problem.counters + 2 + work.tile.slot * problem.num_kv_heads + work.kv_head;
+        *is_last = atomicAdd(counter, 1) == work.tile.parts - 1;
+        // The next launch finds it as this one did.
+        if (*is_last) *counter = 0;
+    }
+    named_barrier_sync(ALL_BARRIER, 128 * CONSUMERS);
+    if (!*is_last) return;
+    __threadfence();
+    for (u32 i = thread; i < work.tile.num_rows * (HEAD_DIM / 4); i += 128 * CONSUMERS) {
+        const u32 row = i / (HEAD_DIM / 4);
+        const u32 dim = i % (HEAD_DIM / 4) * 4;
+        float maximum = MINUS_INFINITY, sum = 0.0f;
+        float4 x = {};
+#pragma unroll 4
+        for (u32 part = 0; part < work.tile.parts; ++part) {
+            const float* from = partial(problem, work, part);
+            const float2 weight = __ldcg(reinterpret_cast<const float2*>(from + TILE_ROWS * HEAD_DIM + row * 2));
+            const float4 y = __ldcg(reinterpret_cast<const float4*>(from + row * HEAD_DIM + dim));
+            // The first part holds key 0, so the maximum is finite from there on.
+            const float now = fmaxf(maximum, weight.x);
+            const float shrink = exp2_approx(maximum - now);
+            const float grow = exp2_approx(weight.x - now);
+            maximum = now;
+            sum = sum * shrink + weight.y * grow;
+            x = {x.x * shrink + y.x * grow, x.y * shrink + y.y * grow, x.z * shrink + y.z * grow,
+                 x.w * shrink + y.w * grow};
+        }
+        const float factor = 1.0f / sum;
+        const uint2 pairs = {pack_bf16(x.x * factor, x.y * factor), pack_bf16(x.z * factor, x.w * factor)};
+        const u64 to = row_element(work.tile, row, work.kv_head, problem.num_kv_heads) + dim;
+        *reinterpret_cast<uint2*>(problem.out + to) = pairs;
+    }
+}
+
+// A warpgroup's 64 rows of a tile; `count` steps were consumed before.
+DEVICE void attend(const Problem& problem, const Work& work, char* shared, u32 base, u32 queries, u32 group,
+                   u32& count) {
     const u32 lane = threadIdx.x % 32;
     const u32 warp_row = group * 64 + threadIdx.x / 32 % 4 * 16;
-    const u32 q_tile = shared.q + group * 64 * 128;
-    load_q(work, q_tile, group * 64, q, num_heads);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    named_barrier_sync(1 + group, 128);
-
+    const u32 q = queries + group * 64 * 128;
     // Rows past the tile's last attend what that one does; nobody reads them.
     int positions[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const u32 row = min(warp_row + lane / 4 + 8 * r, work.num_rows - 1);
-        positions[r] = work.entry.first_position + (work.first + row) / GROUP;
+        positions[r] = row_position(work.tile, min(warp_row + lane / 4 + 8 * r, work.tile.num_rows - 1));
     }
-    const u32 top_row = min(group * 64, work.num_rows - 1);
-    const u32 top_position = work.entry.first_position + (work.first + top_row) / GROUP;
-    const u32 first_masked = (top_position + 1) / TILE_KEYS;
+    const u32 first_masked = (row_position(work.tile, min(group * 64, work.tile.num_rows - 1)) + 1) / TILE_KEYS;
     const int last_page_key = (work.num_keys - 1) / CHUNK_TOKENS * CHUNK_TOKENS;
     const int shift = last_page_key + CHUNK_TOKENS - work.num_keys;
     const int lane_key = lane % 4 * 2;
-
-    // Turns: 3 + group is mine to wait for. The first warpgroup's first turn comes from the second.
-    const u32 my_turn = 3 + group;
-    const u32 other_turn = 4 - group;
-    if (group == 1) named_barrier_arrive(other_turn, 256);
+    const u32 my_turn = TURN_BARRIER + group;
+    const u32 next_turn = TURN_BARRIER + (group + 1) % CONSUMERS;
 
     float s[NUM_SCORES];
     float o[NUM_OUT];
@@ -389,84 +548,126 @@ DEVICE void consume(const Work& work, const Shared& shared, u32 group, const bf1
 #pragma unroll
     for (int i = 0; i < NUM_OUT; ++i) o[i] = 0.0f;
 
-    barrier_wait(shared.full_k, 0);
-    issue_scores(s, q_tile, shared.k);
+    u32 stage = count % STAGES;
+    u32 parity = count / STAGES & 1;
+    barrier_wait(base + FULL_K + stage * 8, parity);
+    issue_scores(s, q, base + K_AT + stage * KV_BYTES);
     wgmma_wait<0>();
     pin(s);
-    if (lane == 0) barrier_arrive(shared.empty_k);
-    if (first_masked == 0) mask(s, lane_key, positions, last_page_key, shift);
-    softmax(s, maxima, sums, shrink, scale);
+    if (lane == 0) barrier_arrive(base + EMPTY_K + stage * 8);
+    if (work.first_step >= first_masked) {
+        mask(s, work.first_step * TILE_KEYS + lane_key, positions, last_page_key, shift);
+    }
+    softmax(s, maxima, sums, shrink, problem.scale);
     pack_probabilities(p, s);
 
-    for (u32 tile = 1; tile < work.num_tiles; ++tile) {
-        const u32 stage = tile % STAGES;
-        const u32 before = (tile - 1) % STAGES;
-        barrier_wait(shared.full_k + stage * 8, tile / STAGES & 1);
+    const u32 end_step = work.end_step;
+    for (u32 step = work.first_step + 1; step < end_step; ++step) {
+        const u32 before = stage;
+        const u32 parity_before = parity;
+        ++count;
+        stage = count % STAGES;
+        parity = count / STAGES & 1;
+        barrier_wait(base + FULL_K + stage * 8, parity);
         named_barrier_sync(my_turn, 256);
-        issue_scores(s, q_tile, shared.k + stage * KV_BYTES);
-        barrier_wait(shared.full_v + before * 8, (tile - 1) / STAGES & 1);
-        issue_values(o, p, shared.v + before * KV_BYTES);
-        named_barrier_arrive(other_turn, 256);
+        issue_scores(s, q, base + K_AT + stage * KV_BYTES);
+        barrier_wait(base + FULL_V + before * 8, parity_before);
+        issue_values(o, p, base + V_AT + before * KV_BYTES);
+        named_barrier_arrive(next_turn, 256);
         wgmma_wait<1>();
         pin(s);
-        if (lane == 0) barrier_arrive(shared.empty_k + stage * 8);
-        if (tile >= first_masked) mask(s, tile * TILE_KEYS + lane_key, positions, last_page_key, shift);
-        softmax(s, maxima, sums, shrink, scale);
+        if (lane == 0) barrier_arrive(base + EMPTY_K + stage * 8);
+        if (step >= first_masked) mask(s, step * TILE_KEYS + lane_key, positions, last_page_key, shift);
+        softmax(s, maxima, sums, shrink, problem.scale);
         wgmma_wait<0>();
         pin(o);
         pin(s);
-        if (lane == 0) barrier_arrive(shared.empty_v + before * 8);
+        if (lane == 0) barrier_arrive(base + EMPTY_V + before * 8);
         pack_probabilities(p, s);
 #pragma unroll
         for (int i = 0; i < NUM_OUT; ++i) o[i] *= shrink[i / 2 % 2];
     }
-    const u32 last = (work.num_tiles - 1) % STAGES;
-    barrier_wait(shared.full_v + last * 8, (work.num_tiles - 1) / STAGES & 1);
-    issue_values(o, p, shared.v + last * KV_BYTES);
+    ++count;
+    barrier_wait(base + FULL_V + stage * 8, parity);
+    issue_values(o, p, base + V_AT + stage * KV_BYTES);
     wgmma_wait<0>();
     pin(o);
+    if (lane == 0) barrier_arrive(base + EMPTY_V + stage * 8);
 
-    float factor[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) factor[r] = 1.0f / sum_of_quad(sums[r]);
-    named_barrier_sync(1 + group, 128);
-    store_rows(work, o, factor, shared.q + warp_row * 128, warp_row, out, num_heads);
+    for (int r = 0; r < 2; ++r) sums[r] = sum_of_quad(sums[r]);
+    if (work.tile.parts > 1) {
+        store_partial(problem, work, o, maxima, sums, warp_row);
+        merge_parts(problem, work, shared);
+    } else {
+        const float factor[2] = {1.0f / sums[0], 1.0f / sums[1]};
+        // The whole group is done with its queries.
+        named_barrier_sync(GROUP_BARRIER + group, 128);
+        store_rows(problem, work, o, factor, queries, warp_row);
+    }
+}
+
+DEVICE void consume(const Problem& problem, char* shared, u32 base, u32 group) {
+    const u32 lane = threadIdx.x % 32;
+    // The first turn of the first group comes from the last.
+    if (group == CONSUMERS - 1) named_barrier_arrive(TURN_BARRIER, 256);
+    u32 count = 0;
+    for (u32 turn = 0;; ++turn) {
+        const u32 slot = turn % WORK_SLOTS;
+        const u32 q_slot = turn % Q_SLOTS;
+        barrier_wait(base + FULL_WORK + slot * 8, turn / WORK_SLOTS & 1);
+        // Stays in shared memory: registers are short.
+        const Work& work = *reinterpret_cast<const Work*>(shared + WORK_AT + slot * WORK_BYTES);
+        if (work.tile.num_rows == 0) break;
+        barrier_wait(base + FULL_Q + q_slot * 8, turn / Q_SLOTS & 1);
+        attend(problem, work, shared, base, base + q_slot * Q_BYTES, group, count);
+        __syncwarp();
+        if (lane == 0) {
+            barrier_arrive(base + EMPTY_Q + q_slot * 8);
+            barrier_arrive(base + EMPTY_WORK + slot * 8);
+        }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1)
 attention_prefill_wgmma(const __grid_constant__ TensorMap kv_map, const bf16* __restrict__ q,
-                        const u32* __restrict__ block_table, const Entry* __restrict__ entries,
-                        const Tile* __restrict__ tiles, u32 num_kv_heads, float scale, bf16* __restrict__ out) {
+                        const u32* __restrict__ block_table, const Tile* __restrict__ tiles, u32 num_tiles,
+                        u32 num_kv_heads, float scale, bf16* __restrict__ out, float* partials, u32* counters) {
     extern __shared__ char dynamic_shared[];
-    const u32 base = (shared_address(dynamic_shared) + 1023) & ~1023u;
-    const u32 barriers = base + BARRIER_OFFSET;
-    const Shared shared = {base,         base + K_OFFSET,           base + V_OFFSET,           barriers,
-                           barriers + STAGES * 8, barriers + 2 * STAGES * 8, barriers + 3 * STAGES * 8};
-    const Tile tile = tiles[blockIdx.x];
-    Work work;
-    work.entry = entries[tile.entry];
-    work.first = tile.first;
-    work.num_rows = min(TILE_ROWS, work.entry.num_rows * GROUP - tile.first);
-    work.num_keys = work.entry.first_position + (tile.first + work.num_rows - 1) / GROUP + 1;
-    work.num_tiles = (work.num_keys + TILE_KEYS - 1) / TILE_KEYS;
+    const u32 unaligned = shared_address(dynamic_shared);
+    const u32 base = (unaligned + 1023) & ~1023u;
+    char* shared = dynamic_shared + (base - unaligned);
+    const Problem problem = {q, block_table, tiles, num_tiles, num_kv_heads, scale * LOG2_E, out, partials, counters};
 
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
-            barrier_init(shared.full_k + stage * 8, 1);
-            barrier_init(shared.full_v + stage * 8, 1);
-            barrier_init(shared.empty_k + stage * 8, CONSUMERS * 4);
-            barrier_init(shared.empty_v + stage * 8, CONSUMERS * 4);
+            barrier_init(base + FULL_K + stage * 8, 1);
+            barrier_init(base + FULL_V + stage * 8, 1);
+            barrier_init(base + EMPTY_K + stage * 8, CONSUMER_WARPS);
+            barrier_init(base + EMPTY_V + stage * 8, CONSUMER_WARPS);
+        }
+        for (int slot = 0; slot < Q_SLOTS; ++slot) {
+            barrier_init(base + FULL_Q + slot * 8, 32 * Q_WARPS);
+            barrier_init(base + EMPTY_Q + slot * 8, CONSUMER_WARPS);
+        }
+        for (int slot = 0; slot < WORK_SLOTS; ++slot) {
+            barrier_init(base + FULL_WORK + slot * 8, 1);
+            barrier_init(base + EMPTY_WORK + slot * 8, CONSUMER_WARPS + Q_WARPS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
 
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x < 32) produce(work, shared, &kv_map, block_table);
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+        if (threadIdx.x < 32) {
+            produce(problem, shared, base, &kv_map);
+        } else {
+            copy_queries(problem, shared, base);
+        }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        consume(work, shared, threadIdx.x / 128 - 1, q, num_kv_heads, scale * LOG2_E, out);
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+        consume(problem, shared, base, threadIdx.x / 128 - 1);
     }
 }
 
