@@ -86,9 +86,11 @@ impl<T: Element> DeviceBuffer<T> {
     pub fn from_slice(context: &Arc<Context>, what: &'static str, values: &[T]) -> Result<DeviceBuffer<T>> {
         let buffer = DeviceBuffer::new(context, what, values.len())?;
         if !values.is_empty() {
-            // SAFETY: as many bytes on either side. A copy that does not name a stream has ended when it returns.
+            // SAFETY: as many bytes on either side. The call has read the values when it returns, but the last of them may
+            // still be on their way through the driver's own buffer: waited for, so that every later stream sees them.
             let copied = unsafe { sys::cuMemcpyHtoD_v2(buffer.address, values.as_ptr().cast(), buffer.bytes()) };
             check("cuMemcpyHtoD", copied)?;
+            context.synchronize()?;
         }
         Ok(buffer)
     }

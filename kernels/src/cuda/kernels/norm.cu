@@ -1,5 +1,9 @@
 // RMS norm and layer norm of rows of the residual stream (f32), with what is added to the stream beforehand.
-// One block a row. Bytes a row: 4 dim read, 2 dim written; with a delta 2 dim more read and 4 dim more written.
+// One block a row, which stays in registers. Bytes a row: 4 dim read, 2 dim written; with a delta or bias 2 or 4 dim more
+// read and 4 dim more written.
+
+// Vectors of four that a thread holds at most: dim <= 4 * MAX_VECTORS * 1024.
+constexpr int MAX_VECTORS = 8;
 
 // x[row] += delta[row] (bf16) and bias (f32), where given; both pointers may be null.
 __device__ __forceinline__ F32x4 take(float* x, const u16* delta, const float* bias, int i) {
@@ -32,7 +36,7 @@ __device__ __forceinline__ void put(u16* out, int i, const float (&values)[4]) {
 }
 
 // out = x / sqrt(mean(x^2) + eps) * weight. dim is a multiple of 4.
-extern "C" __global__ void __launch_bounds__(256) rms_norm(
+extern "C" __global__ void __launch_bounds__(1024) rms_norm(
     float* __restrict__ x, const u16* __restrict__ delta, const float* __restrict__ bias,
     const float* __restrict__ weight, float eps, u32 dim, u16* __restrict__ out) {
     __shared__ float scratch[33];
@@ -40,30 +44,37 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm(
     x += first;
     out += first;
     delta = delta == nullptr ? nullptr : delta + first;
+    F32x4 values[MAX_VECTORS];
     float squares = 0.0f;
-    for (int i = threadIdx.x * 4; i < dim; i += blockDim.x * 4) {
-        const F32x4 value = take(x, delta, bias, i);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            squares += value.at[j] * value.at[j];
+    for (int v = 0; v < MAX_VECTORS; ++v) {
+        const u32 i = (v * blockDim.x + threadIdx.x) * 4;
+        if (i < dim) {
+            values[v] = take(x, delta, bias, i);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                squares += values[v].at[j] * values[v].at[j];
+            }
         }
     }
     const float factor = rsqrtf(block_sum(squares, scratch) / dim + eps);
-    // A thread reads again what it wrote itself: the row lies in L1.
-    for (int i = threadIdx.x * 4; i < dim; i += blockDim.x * 4) {
-        const F32x4 value = *reinterpret_cast<const F32x4*>(x + i);
-        const F32x4 scale = *reinterpret_cast<const F32x4*>(weight + i);
-        float normed[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            normed[j] = value.at[j] * factor * scale.at[j];
+    for (int v = 0; v < MAX_VECTORS; ++v) {
+        const u32 i = (v * blockDim.x + threadIdx.x) * 4;
+        if (i < dim) {
+            const F32x4 scale = *reinterpret_cast<const F32x4*>(weight + i);
+            float normed[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                normed[j] = values[v].at[j] * factor * scale.at[j];
+            }
+            put(out, i, normed);
         }
-        put(out, i, normed);
     }
 }
 
 // out = (x - mean) / sqrt(variance + eps) * weight + shift. dim is a multiple of 4.
-extern "C" __global__ void __launch_bounds__(256) layer_norm(
+extern "C" __global__ void __launch_bounds__(1024) layer_norm(
     float* __restrict__ x, const u16* __restrict__ delta, const float* __restrict__ bias,
     const float* __restrict__ weight, const float* __restrict__ shift, float eps, u32 dim, u16* __restrict__ out) {
     __shared__ float scratch[33];
@@ -71,30 +82,41 @@ extern "C" __global__ void __launch_bounds__(256) layer_norm(
     x += first;
     out += first;
     delta = delta == nullptr ? nullptr : delta + first;
+    F32x4 values[MAX_VECTORS];
     float sum = 0.0f;
-    for (int i = threadIdx.x * 4; i < dim; i += blockDim.x * 4) {
-        const F32x4 value = take(x, delta, bias, i);
-        sum += (value.at[0] + value.at[1]) + (value.at[2] + value.at[3]);
+#pragma unroll
+    for (int v = 0; v < MAX_VECTORS; ++v) {
+        const u32 i = (v * blockDim.x + threadIdx.x) * 4;
+        if (i < dim) {
+            values[v] = take(x, delta, bias, i);
+            sum += (values[v].at[0] + values[v].at[1]) + (values[v].at[2] + values[v].at[3]);
+        }
     }
     const float mean = block_sum(sum, scratch) / dim;
     float squares = 0.0f;
-    for (int i = threadIdx.x * 4; i < dim; i += blockDim.x * 4) {
-        const F32x4 value = *reinterpret_cast<const F32x4*>(x + i);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            squares += (value.at[j] - mean) * (value.at[j] - mean);
+    for (int v = 0; v < MAX_VECTORS; ++v) {
+        if ((v * blockDim.x + threadIdx.x) * 4 < dim) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                values[v].at[j] -= mean;
+                squares += values[v].at[j] * values[v].at[j];
+            }
         }
     }
     const float factor = rsqrtf(block_sum(squares, scratch) / dim + eps);
-    for (int i = threadIdx.x * 4; i < dim; i += blockDim.x * 4) {
-        const F32x4 value = *reinterpret_cast<const F32x4*>(x + i);
-        const F32x4 scale = *reinterpret_cast<const F32x4*>(weight + i);
-        const F32x4 add = *reinterpret_cast<const F32x4*>(shift + i);
-        float normed[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            normed[j] = (value.at[j] - mean) * factor * scale.at[j] + add.at[j];
+    for (int v = 0; v < MAX_VECTORS; ++v) {
+        const u32 i = (v * blockDim.x + threadIdx.x) * 4;
+        if (i < dim) {
+            const F32x4 scale = *reinterpret_cast<const F32x4*>(weight + i);
+            const F32x4 add = *reinterpret_cast<const F32x4*>(shift + i);
+            float normed[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                normed[j] = values[v].at[j] * factor * scale.at[j] + add.at[j];
+            }
+            put(out, i, normed);
         }
-        put(out, i, normed);
     }
 }

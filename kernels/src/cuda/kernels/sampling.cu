@@ -2,15 +2,22 @@
 //
 // A token's weight is exp((logit - max) / temperature) as an integer multiple of 2^-40, so that sums do not depend on the
 // order in which threads add: a row's token is a function of its logits, seed and position alone. Tokens are ordered best
-// first, equal logits by ascending id. Every cut and the draw itself ask one question: at which token does a sum over this
-// order pass a bound? It is answered digit by digit over the bits of the logit (11, 11 and 10 bits), with a histogram in
-// shared memory: three passes over the row, which lies in L2.
+// first, equal logits by ascending id; what weighs nothing is never drawn. Every cut and the draw itself ask one question:
+// at which token does a sum over this order pass a bound? A histogram over the distance to the best logit, 64 bins an octave
+// of weight, names the bin; the bin's few tokens are listed and sorted. A bin too full for the list (many equal logits) is
+// searched digit by digit over the bits of the logit instead.
 //
+// Passes over a row: the maximum, the histogram, and one list for each cut and the draw. A row lies in L2.
 // NaN counts as minus infinity. A row without any other logit gives NO_TOKEN.
 
 constexpr int THREADS = 1024;
 constexpr int BINS = 2048;
+constexpr int BINS_PER_OCTAVE = 64;
+// Tokens of one bin that can be listed.
+constexpr int LIST = 2048;
 constexpr u32 NO_TOKEN = ~0u;
+// 2^40, the best token's weight.
+constexpr float UNIT_WEIGHT = 1099511627776.0f;
 
 struct SamplingRow {
     // 0: greedy.
@@ -51,86 +58,231 @@ __device__ __forceinline__ u64 random_bits(u64 seed, u64 position) {
     return mix(mix(seed + golden_gamma) + (position + 1) * golden_gamma) >> 11;
 }
 
-// A token in best-first order: its rank, and how many of equal rank come before it (ascending ids).
-struct Place {
-    u32 rank;
-    u32 ties_before;
-};
-
 struct Scratch {
-    u64 bins[BINS];
+    // Sums over the bins before one, best first, and over all in [BINS].
+    u64 weights[BINS + 1];
+    u32 counts[BINS + 1];
+    // Of one bin: rank and inverted id, so that larger is better. Or the histogram of a digit.
+    u64 list[LIST];
     u64 warp_sums[THREADS / 32];
-    u32 warp_ranks[THREADS / 32];
-    u32 warp_ids[THREADS / 32];
-    u64 below;
+    u32 warp_counts[THREADS / 32];
+    u32 list_len;
+    // The bin that `list` holds, sorted; BINS: none.
+    u32 listed;
+    u32 bin;
+    u64 found_weight;
+    u32 found_token;
     u32 digit;
-    u32 token;
 };
 
 struct Row {
     const float* logits;
     u32 vocab;
     float max;
-    float inverse_temperature;
+    // Octaves of weight a unit of logit.
+    float octaves;
     // Tokens of lower rank are out.
     u32 floor;
 
+    __device__ __forceinline__ float distance(u32 rank) const {
+        return (max - fminf(logit_of(rank), 3.402823466e38f)) * octaves;
+    }
+
     __device__ __forceinline__ u64 weight(u32 rank) const {
-        const float scaled = (fminf(logit_of(rank), 3.402823466e38f) - max) * inverse_temperature;
-        return static_cast<u64>(exp2f(scaled * 1.4426950408889634f) * 1099511627776.0f);
+        return rank < floor ? 0 : static_cast<u64>(exp2f(-distance(rank)) * UNIT_WEIGHT);
+    }
+
+    __device__ __forceinline__ u32 bin(u32 rank) const {
+        return static_cast<u32>(fminf(distance(rank) * BINS_PER_OCTAVE, BINS - 1));
+    }
+
+    // Calls `f(id, rank)` for every token, 16 bytes a load where rows allow it.
+    template <typename F>
+    __device__ __forceinline__ void each(F f) const {
+        if (vocab % 4 == 0) {
+            for (u32 id = threadIdx.x * 4; id < vocab; id += THREADS * 4) {
+                const F32x4 four = *reinterpret_cast<const F32x4*>(logits + id);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    f(id + j, rank_of(four.at[j]));
+                }
+            }
+        } else {
+            for (u32 id = threadIdx.x; id < vocab; id += THREADS) {
+                f(id, rank_of(logits[id]));
+            }
+        }
     }
 };
 
-// The sum of everything at or above the row's floor, each counting 1 or its weight.
-template <bool BY_WEIGHT>
-__device__ u64 total_of(const Row& row, Scratch& s) {
-    u64 sum = 0;
-    for (u32 id = threadIdx.x; id < row.vocab; id += THREADS) {
-        const u32 rank = rank_of(row.logits[id]);
-        if (rank >= row.floor) {
-            sum += BY_WEIGHT ? row.weight(rank) : 1;
-        }
-    }
+// The token at which a sum passes a bound, and the weight of everything up to it, itself included.
+struct Found {
+    u32 token;
+    u64 weight;
+};
+
+// Sums of `value` and `count` over the threads before this one; the scratch sums are free again after a barrier.
+__device__ void scan(u64& value, u32& count, Scratch& s) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 warp = threadIdx.x / 32;
+    const u64 own_value = value;
+    const u32 own_count = count;
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    for (int offset = 1; offset < 32; offset *= 2) {
+        const u64 other_value = __shfl_up_sync(0xffffffffu, value, offset);
+        const u32 other_count = __shfl_up_sync(0xffffffffu, count, offset);
+        value += lane >= offset ? other_value : 0;
+        count += lane >= offset ? other_count : 0;
     }
     __syncthreads();
-    if (threadIdx.x % 32 == 0) {
-        s.warp_sums[threadIdx.x / 32] = sum;
+    if (lane == 31) {
+        s.warp_sums[warp] = value;
+        s.warp_counts[warp] = count;
     }
     __syncthreads();
-    u64 total = 0;
+    value -= own_value;
+    count -= own_count;
 #pragma unroll
-    for (int warp = 0; warp < THREADS / 32; ++warp) {
-        total += s.warp_sums[warp];
+    for (int before = 0; before < THREADS / 32; ++before) {
+        value += before < warp ? s.warp_sums[before] : 0;
+        count += before < warp ? s.warp_counts[before] : 0;
     }
-    return total;
 }
 
-// Adds `amount` to a bin; lanes of a warp with the same bin add once.
-__device__ __forceinline__ void add_to_bin(Scratch& s, bool takes_part, u32 bin, u64 amount) {
-    // Logits crowd into few bins: without this, every lane of a warp would wait for the others.
-    const u32 active = __ballot_sync(0xffffffffu, takes_part);
-    if (!takes_part) {
+// Fills the histogram and turns it into sums over the bins before.
+__device__ void count_bins(const Row& row, Scratch& s) {
+    for (u32 bin = threadIdx.x; bin <= BINS; bin += THREADS) {
+        s.weights[bin] = 0;
+        s.counts[bin] = 0;
+    }
+    if (threadIdx.x == 0) {
+        s.listed = BINS;
+    }
+    __syncthreads();
+    row.each([&](u32, u32 rank) {
+        const u64 weight = rank == 0 ? 0 : row.weight(rank);
+        if (weight > 0) {
+            const u32 bin = row.bin(rank);
+            atomicAdd(&s.weights[bin], weight);
+            atomicAdd(&s.counts[bin], 1);
+        }
+    });
+    __syncthreads();
+    static_assert(BINS == 2 * THREADS, "a thread takes two bins");
+    const u32 first = 2 * threadIdx.x;
+    const u64 weights[2] = {s.weights[first], s.weights[first + 1]};
+    const u32 counts[2] = {s.counts[first], s.counts[first + 1]};
+    u64 weight = weights[0] + weights[1];
+    u32 count = counts[0] + counts[1];
+    scan(weight, count, s);
+    s.weights[first] = weight;
+    s.counts[first] = count;
+    s.weights[first + 1] = weight + weights[0];
+    s.counts[first + 1] = count + counts[0];
+    if (threadIdx.x == THREADS - 1) {
+        s.weights[BINS] = weight + weights[0] + weights[1];
+        s.counts[BINS] = count + counts[0] + counts[1];
+    }
+    __syncthreads();
+}
+
+// Lists a bin's tokens, best first.
+__device__ void list_bin(const Row& row, u32 bin, Scratch& s) {
+    if (s.listed == bin) {
         return;
     }
-    const u32 leader_bin = __shfl_sync(active, bin, __ffs(active) - 1);
-    if (__all_sync(active, bin == leader_bin)) {
+    const u32 len = s.counts[bin + 1] - s.counts[bin];
+    u32 padded = 32;
+    while (padded < len) {
+        padded *= 2;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        s.list_len = 0;
+        s.listed = bin;
+    }
+    for (u32 i = threadIdx.x; i < padded; i += THREADS) {
+        s.list[i] = 0;
+    }
+    __syncthreads();
+    row.each([&](u32 id, u32 rank) {
+        if (rank >= row.floor && row.bin(rank) == bin && row.weight(rank) > 0) {
+            s.list[atomicAdd(&s.list_len, 1)] = static_cast<u64>(rank) << 32 | ~id;
+        }
+    });
+    // Bitonic sort, descending. The order of insertion does not matter: all entries differ.
+    for (u32 size = 2; size <= padded; size *= 2) {
+        for (u32 stride = size / 2; stride > 0; stride /= 2) {
+            __syncthreads();
+            for (u32 i = threadIdx.x; i < padded / 2; i += THREADS) {
+                const u32 a = 2 * i - (i & (stride - 1));
+                const u32 b = a + stride;
+                const bool descends = (a & size) == 0;
+                const u64 x = s.list[a];
+                const u64 y = s.list[b];
+                if ((x < y) == descends) {
+                    s.list[a] = y;
+                    s.list[b] = x;
+                }
+            }
+        }
+    }
+    __syncthreads();
+}
+
+// Adds `amount` to a digit's bin; lanes of a warp with the same digit add once.
+__device__ __forceinline__ void add_to_digit(Scratch& s, u32 digit, u64 amount) {
+    // Every lane of a warp would wait for the others where logits are equal.
+    const u32 active = __ballot_sync(0xffffffffu, amount > 0);
+    if (amount == 0) {
+        return;
+    }
+    const u32 leader = __ffs(active) - 1;
+    if (__all_sync(active, digit == __shfl_sync(active, digit, leader))) {
         // Weights have 41 bits: sums of 32 of them in two parts.
         const u32 low = __reduce_add_sync(active, static_cast<u32>(amount & 0x3ffffff));
         const u32 high = __reduce_add_sync(active, static_cast<u32>(amount >> 26));
-        if (threadIdx.x % 32 == __ffs(active) - 1) {
-            atomicAdd(&s.bins[bin], (static_cast<u64>(high) << 26) + low);
+        if (threadIdx.x % 32 == leader) {
+            atomicAdd(&s.list[digit], (static_cast<u64>(high) << 26) + low);
         }
         return;
     }
-    atomicAdd(&s.bins[bin], amount);
+    atomicAdd(&s.list[digit], amount);
 }
 
-// The first token, best first, whose sum (itself included) is more than `bound`; the sum of everything exceeds it.
+// The id of the token of `rank` that has `ties_before` equals with smaller ids.
+__device__ u32 token_at(const Row& row, u32 rank, u32 ties_before, Scratch& s) {
+    u32 before = 0;
+    for (u32 start = 0; start < row.vocab; start += THREADS) {
+        const u32 id = start + threadIdx.x;
+        const bool is_equal = id < row.vocab && rank_of(row.logits[id]) == rank;
+        const u32 lanes = __ballot_sync(0xffffffffu, is_equal);
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) {
+            s.warp_counts[threadIdx.x / 32] = __popc(lanes);
+        }
+        __syncthreads();
+        u32 smaller = before + __popc(lanes & ((1u << (threadIdx.x % 32)) - 1));
+#pragma unroll
+        for (int warp = 0; warp < THREADS / 32; ++warp) {
+            smaller += warp < threadIdx.x / 32 ? s.warp_counts[warp] : 0;
+            before += s.warp_counts[warp];
+        }
+        if (is_equal && smaller == ties_before) {
+            s.found_token = id;
+        }
+        if (before > ties_before) {
+            break;
+        }
+    }
+    __syncthreads();
+    return s.found_token;
+}
+
+// As `find`, for a bin that does not fit into the list: over the bits of the ranks, 11, 11 and 10 at a time.
 template <bool BY_WEIGHT>
-__device__ Place find(const Row& row, u64 bound, Scratch& s) {
+__device__ Found find_by_digits(const Row& row, u64 bound, Scratch& s) {
+    static_assert(LIST == 2048, "a digit of 11 bits");
     u32 prefix = 0;
     u32 shift = 32;
     // Sums of tokens better than those with this prefix.
@@ -138,29 +290,31 @@ __device__ Place find(const Row& row, u64 bound, Scratch& s) {
 #pragma unroll
     for (int pass = 0; pass < 3; ++pass) {
         const u32 bits = pass < 2 ? 11 : 10;
-        const u32 num_bins = 1u << bits;
+        const u32 num_digits = 1u << bits;
         shift -= bits;
         __syncthreads();
-        for (u32 bin = threadIdx.x; bin < BINS; bin += THREADS) {
-            s.bins[bin] = 0;
+        for (u32 digit = threadIdx.x; digit < LIST; digit += THREADS) {
+            s.list[digit] = 0;
+        }
+        if (threadIdx.x == 0) {
+            s.listed = BINS;
         }
         __syncthreads();
         for (u32 start = 0; start < row.vocab; start += THREADS) {
             const u32 id = start + threadIdx.x;
             const u32 rank = id < row.vocab ? rank_of(row.logits[id]) : 0;
             const bool has_prefix = pass == 0 || (static_cast<u64>(rank) >> (shift + bits)) == prefix;
-            const bool takes_part = rank >= row.floor && rank > 0 && has_prefix;
-            const u64 amount = takes_part ? (BY_WEIGHT ? row.weight(rank) : 1) : 0;
-            add_to_bin(s, takes_part && amount > 0, (rank >> shift) & (num_bins - 1), amount);
+            const u64 weight = rank > 0 && has_prefix ? row.weight(rank) : 0;
+            add_to_digit(s, (rank >> shift) & (num_digits - 1), BY_WEIGHT || weight == 0 ? weight : 1);
         }
         __syncthreads();
-        // The best bin is the last one. Each thread of the first warp sums an equal part of the bins from the top.
+        // The best digit is the last one. Each lane of the first warp sums an equal part from the top.
         if (threadIdx.x < 32) {
-            const u32 part = num_bins / 32;
-            const u32 top = num_bins - 1 - threadIdx.x * part;
+            const u32 part = num_digits / 32;
+            const u32 top = num_digits - 1 - threadIdx.x * part;
             u64 sum = 0;
             for (u32 i = 0; i < part; ++i) {
-                sum += s.bins[top - i];
+                sum += s.list[top - i];
             }
             u64 up_to = sum;
 #pragma unroll
@@ -171,67 +325,80 @@ __device__ Place find(const Row& row, u64 bound, Scratch& s) {
             u64 running = before + up_to - sum;
             if (running <= bound && before + up_to > bound) {
                 u32 i = 0;
-                while (running + s.bins[top - i] <= bound) {
-                    running += s.bins[top - i];
+                while (running + s.list[top - i] <= bound) {
+                    running += s.list[top - i];
                     ++i;
                 }
                 s.digit = top - i;
-                s.below = running;
+                s.found_weight = running;
             }
         }
         __syncthreads();
         prefix = pass == 0 ? s.digit : (prefix << bits) | s.digit;
-        before = s.below;
+        before = s.found_weight;
     }
     // All that is left has the same logit, and so the same weight.
-    const u64 each = BY_WEIGHT ? row.weight(prefix) : 1;
-    return Place{prefix, static_cast<u32>((bound - before) / each)};
-}
-
-// Makes `last` the row's last token and returns the weight of what is left.
-__device__ u64 cut_at(Row& row, Place last, Scratch& s) {
-    row.floor = last.rank + 1;
-    const u64 better = total_of<true>(row, s);
-    row.floor = last.rank;
-    return better + (last.ties_before + 1) * row.weight(last.rank);
-}
-
-// The id of a place: the one among equals that has `ties_before` smaller ids.
-__device__ u32 token_at(const Row& row, Place place, Scratch& s) {
-    u32 before = 0;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        s.token = NO_TOKEN;
-    }
-    for (u32 start = 0; start < row.vocab; start += THREADS) {
-        const u32 id = start + threadIdx.x;
-        const bool is_equal = id < row.vocab && rank_of(row.logits[id]) == place.rank;
-        const u32 lanes = __ballot_sync(0xffffffffu, is_equal);
-        // Nearly every stretch holds none: one barrier each, which also separates the reads of the last from these writes.
-        if (__syncthreads_or(is_equal) == 0) {
-            continue;
-        }
-        if (threadIdx.x % 32 == 0) {
-            s.warp_ids[threadIdx.x / 32] = __popc(lanes);
+    const u64 each = row.weight(prefix);
+    const u32 ties_before = static_cast<u32>((bound - before) / (BY_WEIGHT ? each : 1));
+    u64 better = before;
+    if (!BY_WEIGHT) {
+        u32 unused = 0;
+        better = 0;
+        row.each([&](u32, u32 rank) { better += rank > prefix ? row.weight(rank) : 0; });
+        const u64 own = better;
+        scan(better, unused, s);
+        if (threadIdx.x == THREADS - 1) {
+            s.found_weight = better + own;
         }
         __syncthreads();
-        u32 smaller = before + __popc(lanes & ((1u << (threadIdx.x % 32)) - 1));
-        u32 all = before;
-#pragma unroll
-        for (int warp = 0; warp < THREADS / 32; ++warp) {
-            smaller += warp < threadIdx.x / 32 ? s.warp_ids[warp] : 0;
-            all += s.warp_ids[warp];
-        }
-        if (is_equal && smaller == place.ties_before) {
-            s.token = id;
-        }
-        before = all;
-        if (before > place.ties_before) {
-            break;
+        better = s.found_weight;
+    }
+    const u32 token = token_at(row, prefix, ties_before, s);
+    return Found{token, better + (ties_before + 1) * each};
+}
+
+// The first token, best first, whose sum (itself included, each token counting 1 or its weight) is more than `bound`; the
+// sum of everything exceeds it.
+template <bool BY_WEIGHT>
+__device__ Found find(const Row& row, u64 bound, Scratch& s) {
+    __syncthreads();
+    for (u32 bin = threadIdx.x; bin < BINS; bin += THREADS) {
+        const u64 before = BY_WEIGHT ? s.weights[bin] : s.counts[bin];
+        const u64 up_to = BY_WEIGHT ? s.weights[bin + 1] : s.counts[bin + 1];
+        if (before <= bound && bound < up_to) {
+            s.bin = bin;
         }
     }
     __syncthreads();
-    return s.token;
+    const u32 bin = s.bin;
+    if (s.counts[bin + 1] - s.counts[bin] > LIST) {
+        return find_by_digits<BY_WEIGHT>(row, bound, s);
+    }
+    list_bin(row, bin, s);
+    static_assert(LIST == 2 * THREADS, "a thread takes two tokens");
+    const u32 len = s.counts[bin + 1] - s.counts[bin];
+    const u32 first = 2 * threadIdx.x;
+    const u64 weights[2] = {
+        first < len ? row.weight(static_cast<u32>(s.list[first] >> 32)) : 0,
+        first + 1 < len ? row.weight(static_cast<u32>(s.list[first + 1] >> 32)) : 0,
+    };
+    u64 weight = weights[0] + weights[1];
+    u32 count = 0;
+    scan(weight, count, s);
+    u64 up_to = s.weights[bin] + weight;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        const u64 before = up_to;
+        up_to += weights[j];
+        const u64 counted = s.counts[bin] + first + j;
+        const bool is_it = BY_WEIGHT ? before <= bound && bound < up_to : counted == bound;
+        if (first + j < len && is_it) {
+            s.found_weight = up_to;
+            s.found_token = ~static_cast<u32>(s.list[first + j]);
+        }
+    }
+    __syncthreads();
+    return Found{s.found_token, s.found_weight};
 }
 
 // logits: [row][vocab] f32, rows `stride` apart. tokens: one a row.
@@ -246,26 +413,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample(
 
     u32 best_rank = 0;
     u32 best_id = NO_TOKEN;
-    for (u32 id = threadIdx.x; id < vocab; id += THREADS) {
-        const u32 rank = rank_of(row.logits[id]);
+    row.each([&](u32 id, u32 rank) {
         if (rank > best_rank) {
             best_rank = rank;
             best_id = id;
         }
-    }
+    });
     const u32 warp_best = __reduce_max_sync(0xffffffffu, best_rank);
     const u32 warp_id = __reduce_min_sync(0xffffffffu, best_rank == warp_best ? best_id : NO_TOKEN);
     if (threadIdx.x % 32 == 0) {
-        s.warp_ranks[threadIdx.x / 32] = warp_best;
-        s.warp_ids[threadIdx.x / 32] = warp_id;
+        s.warp_counts[threadIdx.x / 32] = warp_id;
+        s.warp_sums[threadIdx.x / 32] = warp_best;
     }
     __syncthreads();
     best_rank = 0;
     best_id = NO_TOKEN;
 #pragma unroll
     for (int warp = 0; warp < THREADS / 32; ++warp) {
-        const u32 rank = s.warp_ranks[warp];
-        const u32 id = s.warp_ids[warp];
+        const u32 rank = static_cast<u32>(s.warp_sums[warp]);
+        const u32 id = s.warp_counts[warp];
         if (rank > best_rank || (rank == best_rank && id < best_id)) {
             best_rank = rank;
             best_id = id;
@@ -278,28 +444,26 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample(
         return;
     }
     row.max = fminf(logit_of(best_rank), 3.402823466e38f);
-    row.inverse_temperature = fminf(1.0f / params.temperature, 1e30f);
+    row.octaves = fminf(1.0f / params.temperature, 1e30f) * 1.4426950408889634f;
     row.floor = 1;
     if (params.min_p > 0.0f) {
         row.floor = max(1u, rank_of(row.max + logf(params.min_p) * params.temperature));
     }
-
-    // The weight of the kept set. Ties of its last token that are not in it lie behind it in the order, so that bounds
-    // below `kept` never reach them.
-    u64 kept;
-    if (params.top_k > 0 && total_of<false>(row, s) > params.top_k) {
-        kept = cut_at(row, find<false>(row, params.top_k - 1, s), s);
-    } else {
-        kept = total_of<true>(row, s);
+    __syncthreads();
+    count_bins(row, s);
+    // The weight of the kept set: the first tokens of the order, so that bounds below it never reach the others.
+    u64 kept = s.weights[BINS];
+    if (params.top_k > 0 && params.top_k < s.counts[BINS]) {
+        kept = find<false>(row, params.top_k - 1, s).weight;
     }
     if (params.top_p < 1.0f) {
         // The smallest set whose sum reaches top_p of the kept weight.
         const u64 wanted = static_cast<u64>(ceil(static_cast<double>(kept) * params.top_p));
         const u64 bound = wanted == 0 ? 0 : (wanted < kept ? wanted : kept) - 1;
-        kept = cut_at(row, find<true>(row, bound, s), s);
+        kept = find<true>(row, bound, s).weight;
     }
     const u64 drawn = __umul64hi(random_bits(params.seed, params.position) << 11, kept);
-    const u32 token = token_at(row, find<true>(row, drawn, s), s);
+    const u32 token = find<true>(row, drawn, s).token;
     if (threadIdx.x == 0) {
         tokens[blockIdx.x] = token;
     }

@@ -2,10 +2,14 @@
 
 use half::bf16;
 
-use super::{check_dim, check_rows, ROW_THREADS};
+use super::{check_dim, check_rows};
 use crate::cuda::memory::View;
 use crate::cuda::stream::{Launch, Stream};
-use crate::error::Result;
+use crate::error::{ensure, Result};
+
+/// Matches norm.cu: vectors of four that a thread holds, at most.
+const MAX_VECTORS: usize = 8;
+const MAX_THREADS: usize = 1024;
 
 /// What is added to the stream on the way: both may be [`View::none`].
 #[derive(Clone, Copy)]
@@ -37,7 +41,7 @@ pub fn rms_norm(
     check("cuda::rms_norm", x, addends, weight, rows, dim, out)?;
     let function = stream.context().function("rms_norm")?;
     let params = (dim as u32, eps);
-    let launch = Launch::new(rows, ROW_THREADS);
+    let launch = launch(rows, dim);
     // SAFETY: the kernel's parameters; lengths were checked.
     unsafe {
         stream.launch(function, launch, &[&x, &addends.delta, &addends.bias, &weight, &params.1, &params.0, &out])
@@ -60,10 +64,15 @@ pub fn layer_norm(
     check("cuda::layer_norm", x, addends, weight, rows, dim, out)?;
     check_rows("cuda::layer_norm", "shift", shift, 1, dim)?;
     let function = stream.context().function("layer_norm")?;
-    let launch = Launch::new(rows, ROW_THREADS);
+    let launch = launch(rows, dim);
     let dim = dim as u32;
     // SAFETY: as above.
     unsafe { stream.launch(function, launch, &[&x, &addends.delta, &addends.bias, &weight, &shift, &eps, &dim, &out]) }
+}
+
+/// One block a row: two vectors of four a thread while the block allows it.
+fn launch(rows: usize, dim: usize) -> Launch {
+    Launch::new(rows, dim.div_ceil(8).next_multiple_of(32).min(MAX_THREADS) as u32)
 }
 
 fn check(
@@ -76,6 +85,7 @@ fn check(
     out: View<bf16>,
 ) -> Result<()> {
     check_dim(op, rows, dim)?;
+    ensure!(op, dim <= 4 * MAX_VECTORS * MAX_THREADS, "dim {dim} exceeds {}", 4 * MAX_VECTORS * MAX_THREADS);
     check_rows(op, "x", x, rows, dim)?;
     check_rows(op, "weight", weight, 1, dim)?;
     check_rows(op, "out", out, rows, dim)?;

@@ -12,9 +12,9 @@ use crate::cuda::stream::{Launch, Param, Stream};
 use crate::error::{ensure, Result};
 use crate::rope::{RopeStyle, RopeTable};
 
-/// Heads a block takes, one a warp.
 const WARPS: usize = 8;
-/// The kernel holds a head in registers.
+/// Elements of a head that a lane takes.
+const LANE_ELEMENTS: usize = 16;
 const MAX_HEAD_DIM: usize = 256;
 
 /// cos and sin of every position, `[position][cos.. sin..]` in f32, from the same table that the CPU reads.
@@ -29,7 +29,7 @@ impl CudaRopeTable {
         let op = "CudaRopeTable";
         ensure!(op, table.style() == RopeStyle::HalfSplit, "weights are brought to half-split order first");
         let half = table.rotary_dim() / 2;
-        ensure!(op, half.is_multiple_of(2), "half the rotary extent, {half}, is odd");
+        ensure!(op, half.is_multiple_of(8), "half the rotary extent, {half}, is not a multiple of 8");
         let mut angles = vec![0.0f32; table.max_positions() * 2 * half];
         for (position, row) in angles.chunks_exact_mut(2 * half).enumerate() {
             let (cos, sin) = row.split_at_mut(half);
@@ -83,7 +83,8 @@ pub fn rope_and_write(
     let op = "cuda::rope_and_write";
     let layout = pool.layout();
     let head_dim = layout.head_dim;
-    ensure!(op, head_dim.is_multiple_of(8) && head_dim <= MAX_HEAD_DIM, "head_dim {head_dim}");
+    let fits = head_dim.is_multiple_of(LANE_ELEMENTS) && head_dim <= MAX_HEAD_DIM;
+    ensure!(op, fits, "head_dim {head_dim} is not a multiple of {LANE_ELEMENTS} up to {MAX_HEAD_DIM}");
     ensure!(op, num_heads > 0, "no heads");
     let half = inputs.table.map_or(0, |table| table.half);
     ensure!(op, 2 * half <= head_dim, "{} rotated of {head_dim}", 2 * half);
@@ -113,7 +114,8 @@ pub fn rope_and_write(
     };
     let angles = inputs.table.map_or(View::none(), |table| table.angles.view());
     let function = stream.context().function("rope_and_write")?;
-    let launch = Launch::new(tasks.div_ceil(WARPS), WARPS as u32 * 32);
+    let heads_per_warp = 32 / (head_dim / LANE_ELEMENTS);
+    let launch = Launch::new(tasks.div_ceil(heads_per_warp * WARPS), WARPS as u32 * 32);
     let kv = pool.layer(layer)?;
     let RopeInputs { qkv, bias, norms, positions, slots, .. } = inputs;
     // SAFETY: the kernel's parameters; lengths were checked, and the kernel checks slots and positions.

@@ -1,6 +1,6 @@
 //! The next token of each row, without its logits leaving the device.
 
-use super::check_len;
+use super::{check_len, check_rows};
 use crate::cuda::memory::{sealed, View};
 use crate::cuda::stream::{Launch, Stream};
 use crate::error::{ensure, Result};
@@ -41,7 +41,7 @@ pub fn sample(
 ) -> Result<()> {
     let op = "cuda::sample";
     ensure!(op, vocab > 0 && vocab <= 1 << 22, "a vocabulary of {vocab}");
-    check_len(op, "logits", logits, rows.len().saturating_mul(vocab))?;
+    check_rows(op, "logits", logits, rows.len(), vocab)?;
     check_len(op, "tokens", tokens, rows.len())?;
     let function = stream.context().function("sample")?;
     let stride = vocab as u64;
