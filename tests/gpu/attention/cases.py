@@ -148,7 +148,7 @@ def decode_launcher(kernel, step, num_sms):
     def launch():
         kernel(torch.cuda.current_stream().cuda_stream, (grid, 1, 1), args)
 
-    launch.counters = counters
+    launch.counters, launch.num_slots = counters, 0
     return launch
 
 

@@ -1,10 +1,10 @@
 // Causal attention of many rows over paged K/V, for compute capability 9.0 (built for sm_90a).
 //
-// A block takes tiles of 128 packed rows (see Tile) of one K/V head from a queue, longest first. Of its first warpgroup, a
-// warp brings K and V of 128 keys (64 at head dim 256) at a time to shared memory with the bulk tensor copy, a page a box,
-// and three warps bring the next tile's queries. Two more warpgroups, of 64 rows each, multiply with wgmma: queries, K and
+// A block takes tiles of 128 packed rows (192 at head dim 64; see Tile) of one K/V head from a queue. Of its first
+// warpgroup, a warp brings K and V of 128 keys (64 at head dim 256) at a time to shared memory with the bulk tensor copy, a page a box,
+// and three warps bring the next tile's queries. The other warpgroups, of 64 rows each, multiply with wgmma: queries, K and
 // V from shared memory, probabilities from registers. A warpgroup issues the scores of the next keys before the values
-// of these, so its softmax runs under its own products, and the two take turns issuing, so one's softmax also runs
+// of these, so its softmax runs under its own products, and they take turns issuing, so one's softmax also runs
 // under the other's products. The algorithm is FlashAttention's (arXiv:2205.14135), the overlap FlashAttention-3's
 // (arXiv:2407.08608, section 3). Where there are few tiles, several blocks share the keys of one; the last to finish
 // adds up, in the order of the keys.
@@ -16,23 +16,18 @@
 // partials: TILE_ROWS * (HEAD_DIM + 2) floats a K/V head and part of split tiles, any content; counters: two, and one a
 // K/V head and part of split tiles, zeros, left zero. Rows of no tile are left alone.
 
+// Warpgroups that multiply, 64 rows each: at the smallest heads a third fits, and hides more of the softmax.
 #ifndef PREFILL_CONSUMERS
-#define PREFILL_CONSUMERS 2
+#define PREFILL_CONSUMERS (HEAD_DIM == 64 ? 3 : 2)
 #endif
-
-// Warpgroups that multiply, 64 rows each.
 constexpr int CONSUMERS = PREFILL_CONSUMERS;
 constexpr int CONSUMER_WARPS = 4 * CONSUMERS;
 constexpr int TILE_ROWS = 64 * CONSUMERS;
 constexpr int NUM_THREADS = 128 * (CONSUMERS + 1);
 constexpr int Q_WARPS = 3;
 // Registers a thread, of 65,536 in all.
-#ifndef PR
-#define PR 40
-#define CR 232
-#endif
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? PR : 32;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? CR : 160;
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
 constexpr int TILE_KEYS = HEAD_DIM > 128 ? 64 : 128;
 constexpr int STAGES = 2;
 // Queries in shared memory, of this tile and the next; two fit at smaller heads only.
@@ -240,12 +235,18 @@ DEVICE void wgmma_values(float (&d)[128], u32 a0, u32 a1, u32 a2, u32 a3, u64 b)
 
 // --- The producing warpgroup -----------------------------------------------------------------------------------------
 
+// The queue: blocks at work at once share K/V heads, so that these stay in the cache; but the last quarter of the tiles,
+// which are the shortest, come after all others, so that no long tile starts late.
 DEVICE Work work_of(const Problem& problem, u32 item) {
     Work work = {};
     if (item >= problem.num_tiles * problem.num_kv_heads) return work;
-    // Blocks at work at once share K/V heads, so these stay in the cache.
-    work.tile = problem.tiles[item % problem.num_tiles];
-    work.kv_head = item / problem.num_tiles;
+    const u32 num_short = problem.num_tiles / 4;
+    const u32 num_long = problem.num_tiles - num_short;
+    const bool is_long = item < num_long * problem.num_kv_heads;
+    const u32 of_length = is_long ? item : item - num_long * problem.num_kv_heads;
+    const u32 num = is_long ? num_long : num_short;
+    work.tile = problem.tiles[of_length % num + (is_long ? 0 : num_long)];
+    work.kv_head = of_length / num;
     work.num_keys = row_position(work.tile, work.tile.num_rows - 1) + 1;
     const u32 steps = (work.num_keys + TILE_KEYS - 1) / TILE_KEYS;
     work.first_step = steps * work.tile.part / work.tile.parts;
@@ -536,6 +537,8 @@ DEVICE void attend(const Problem& problem, const Work& work, char* shared, u32 b
     const int last_page_key = (work.num_keys - 1) / CHUNK_TOKENS * CHUNK_TOKENS;
     const int shift = last_page_key + CHUNK_TOKENS - work.num_keys;
     const int lane_key = lane % 4 * 2;
+    // Turns only where every group has rows.
+    const bool turns = work.tile.num_rows > (CONSUMERS - 1) * 64;
     const u32 my_turn = TURN_BARRIER + group;
     const u32 next_turn = TURN_BARRIER + (group + 1) % CONSUMERS;
 
@@ -569,11 +572,11 @@ DEVICE void attend(const Problem& problem, const Work& work, char* shared, u32 b
         stage = count % STAGES;
         parity = count / STAGES & 1;
         barrier_wait(base + FULL_K + stage * 8, parity);
-        named_barrier_sync(my_turn, 256);
+        if (turns) named_barrier_sync(my_turn, 256);
         issue_scores(s, q, base + K_AT + stage * KV_BYTES);
         barrier_wait(base + FULL_V + before * 8, parity_before);
         issue_values(o, p, base + V_AT + before * KV_BYTES);
-        named_barrier_arrive(next_turn, 256);
+        if (turns) named_barrier_arrive(next_turn, 256);
         wgmma_wait<1>();
         pin(s);
         if (lane == 0) barrier_arrive(base + EMPTY_K + stage * 8);
@@ -607,6 +610,21 @@ DEVICE void attend(const Problem& problem, const Work& work, char* shared, u32 b
     }
 }
 
+// A warpgroup without rows lets the tile pass.
+DEVICE void pass(const Problem& problem, const Work& work, char* shared, u32 base, u32& count) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 end = count + work.end_step - work.first_step;
+    for (; count < end; ++count) {
+        const u32 stage = count % STAGES;
+        const u32 parity = count / STAGES & 1;
+        barrier_wait(base + FULL_K + stage * 8, parity);
+        if (lane == 0) barrier_arrive(base + EMPTY_K + stage * 8);
+        barrier_wait(base + FULL_V + stage * 8, parity);
+        if (lane == 0) barrier_arrive(base + EMPTY_V + stage * 8);
+    }
+    if (work.tile.parts > 1) merge_parts(problem, work, shared);
+}
+
 DEVICE void consume(const Problem& problem, char* shared, u32 base, u32 group) {
     const u32 lane = threadIdx.x % 32;
     // The first turn of the first group comes from the last.
@@ -620,7 +638,11 @@ DEVICE void consume(const Problem& problem, char* shared, u32 base, u32 group) {
         const Work& work = *reinterpret_cast<const Work*>(shared + WORK_AT + slot * WORK_BYTES);
         if (work.tile.num_rows == 0) break;
         barrier_wait(base + FULL_Q + q_slot * 8, turn / Q_SLOTS & 1);
-        attend(problem, work, shared, base, base + q_slot * Q_BYTES, group, count);
+        if (group * 64 < work.tile.num_rows) {
+            attend(problem, work, shared, base, base + q_slot * Q_BYTES, group, count);
+        } else {
+            pass(problem, work, shared, base, count);
+        }
         __syncwarp();
         if (lane == 0) {
             barrier_arrive(base + EMPTY_Q + q_slot * 8);
