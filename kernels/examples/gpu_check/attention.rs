@@ -58,28 +58,17 @@ impl Case {
 pub struct Uploaded {
     table: DeviceBuffer<u32>,
     decode: DeviceBuffer<u32>,
-    prefill: DeviceBuffer<u32>,
     tiles: DeviceBuffer<u32>,
 }
 
 impl Uploaded {
     pub fn new(h: &Harness, table: &[BlockId], plan: &AttentionPlan) -> Result<Uploaded, KernelError> {
         let table: Vec<u32> = table.iter().map(|block| block.0).collect();
-        Ok(Uploaded {
-            table: h.upload(&table)?,
-            decode: h.upload(&plan.decode)?,
-            prefill: h.upload(&plan.prefill)?,
-            tiles: h.upload(&plan.tiles)?,
-        })
+        Ok(Uploaded { table: h.upload(&table)?, decode: h.upload(&plan.decode)?, tiles: h.upload(&plan.tiles)? })
     }
 
     pub fn inputs(&self) -> AttentionInputs<'_> {
-        AttentionInputs {
-            block_table: self.table.view(),
-            decode: self.decode.view(),
-            prefill: self.prefill.view(),
-            tiles: self.tiles.view(),
-        }
+        AttentionInputs { block_table: self.table.view(), decode: self.decode.view(), tiles: self.tiles.view() }
     }
 }
 

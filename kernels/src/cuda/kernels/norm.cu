@@ -2,8 +2,10 @@
 // One block a row, which stays in registers. Bytes a row: 4 dim read, 2 dim written; with a delta or bias 2 or 4 dim more
 // read and 4 dim more written.
 
-// Vectors of four that a thread holds at most: dim <= 4 * MAX_VECTORS * 1024.
-constexpr int MAX_VECTORS = 8;
+// Vectors of four that a thread holds: dim <= 4 * vectors * 1024. Two forms, since registers bound how many rows a
+// multiprocessor takes at once.
+constexpr int NARROW = 2;
+constexpr int WIDE = 8;
 
 // x[row] += delta[row] (bf16) and bias (f32), where given; both pointers may be null.
 __device__ __forceinline__ F32x4 take(float* x, const u16* delta, const float* bias, int i) {
@@ -36,9 +38,9 @@ __device__ __forceinline__ void put(u16* out, int i, const float (&values)[4]) {
 }
 
 // out = x / sqrt(mean(x^2) + eps) * weight. dim is a multiple of 4.
-extern "C" __global__ void __launch_bounds__(1024) rms_norm(
-    float* __restrict__ x, const u16* __restrict__ delta, const float* __restrict__ bias,
-    const float* __restrict__ weight, float eps, u32 dim, u16* __restrict__ out) {
+template <int MAX_VECTORS>
+__device__ __forceinline__ void rms_norm_row(float* x, const u16* delta, const float* bias, const float* weight,
+                                             float eps, u32 dim, u16* out) {
     __shared__ float scratch[33];
     const size_t first = static_cast<size_t>(blockIdx.x) * dim;
     x += first;
@@ -74,9 +76,9 @@ extern "C" __global__ void __launch_bounds__(1024) rms_norm(
 }
 
 // out = (x - mean) / sqrt(variance + eps) * weight + shift. dim is a multiple of 4.
-extern "C" __global__ void __launch_bounds__(1024) layer_norm(
-    float* __restrict__ x, const u16* __restrict__ delta, const float* __restrict__ bias,
-    const float* __restrict__ weight, const float* __restrict__ shift, float eps, u32 dim, u16* __restrict__ out) {
+template <int MAX_VECTORS>
+__device__ __forceinline__ void layer_norm_row(float* x, const u16* delta, const float* bias, const float* weight,
+                                               const float* shift, float eps, u32 dim, u16* out) {
     __shared__ float scratch[33];
     const size_t first = static_cast<size_t>(blockIdx.x) * dim;
     x += first;
@@ -119,4 +121,26 @@ extern "C" __global__ void __launch_bounds__(1024) layer_norm(
             put(out, i, normed);
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(1024, 2) rms_norm(
+    float* x, const u16* delta, const float* bias, const float* weight, float eps, u32 dim, u16* out) {
+    rms_norm_row<NARROW>(x, delta, bias, weight, eps, dim, out);
+}
+
+extern "C" __global__ void __launch_bounds__(1024) rms_norm_wide(
+    float* x, const u16* delta, const float* bias, const float* weight, float eps, u32 dim, u16* out) {
+    rms_norm_row<WIDE>(x, delta, bias, weight, eps, dim, out);
+}
+
+extern "C" __global__ void __launch_bounds__(1024, 2) layer_norm(
+    float* x, const u16* delta, const float* bias, const float* weight, const float* shift, float eps, u32 dim,
+    u16* out) {
+    layer_norm_row<NARROW>(x, delta, bias, weight, shift, eps, dim, out);
+}
+
+extern "C" __global__ void __launch_bounds__(1024) layer_norm_wide(
+    float* x, const u16* delta, const float* bias, const float* weight, const float* shift, float eps, u32 dim,
+    u16* out) {
+    layer_norm_row<WIDE>(x, delta, bias, weight, shift, eps, dim, out);
 }

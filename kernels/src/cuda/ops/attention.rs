@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 use half::bf16;
 
+use super::tiles::{Cut, TILE_WORDS};
 use super::{check_len, check_rows};
 use crate::cuda::call::check;
 use crate::cuda::context::Context;
@@ -18,13 +19,13 @@ use crate::kv::{Entry, KvLayout};
 
 /// Words of an entry on the device.
 const ENTRY_WORDS: usize = 5;
-/// Words of a tile on the device: its entry, and its first packed row.
-const TILE_WORDS: usize = 2;
 /// What the kernels were written for.
 const HEAD_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
 const CHUNK_TOKENS: [usize; 3] = [16, 32, 64];
 /// Heads that one counter of the decode kernel stands for.
 const COUNTER_HEADS: usize = 16;
+/// Parts of split prefill tiles, times K/V heads, for each multiprocessor: more are never worth their merging.
+const PARTS_PER_MULTIPROCESSOR: usize = 4;
 
 /// Attention of one model's shape over one pool, on one stream: it owns scratch memory that launches share.
 pub struct Attention {
@@ -34,11 +35,17 @@ pub struct Attention {
     decode: Kernel,
     decode_blocks: u32,
     prefill: Kernel,
-    /// Rows (query row, head of a group) that a prefill tile has.
-    tile_rows: usize,
+    cut: Cut,
     /// Hopper's copy engine reads K/V through these, one a layer; empty elsewhere.
     maps: Vec<TensorMap>,
+    decode_scratch: Scratch,
+    prefill_scratch: Scratch,
+}
+
+/// What blocks that share an output leave for the last of them.
+struct Scratch {
     partials: DeviceBuffer<f32>,
+    /// Zero between launches.
     counters: DeviceBuffer<u32>,
 }
 
@@ -56,9 +63,7 @@ struct Kernel {
 pub struct AttentionPlan {
     /// Entries of one row, flat.
     pub decode: Vec<u32>,
-    /// Entries of more rows, flat.
-    pub prefill: Vec<u32>,
-    /// Tiles of `prefill`, the longest first, flat.
+    /// Tiles of the entries of more rows, the longest first, flat.
     pub tiles: Vec<u32>,
 }
 
@@ -67,7 +72,6 @@ pub struct AttentionPlan {
 pub struct AttentionInputs<'a> {
     pub block_table: View<'a, u32>,
     pub decode: View<'a, u32>,
-    pub prefill: View<'a, u32>,
     pub tiles: View<'a, u32>,
 }
 
@@ -94,7 +98,17 @@ impl Attention {
             false => kernel(context, &ATTENTION_PREFILL, "attention_prefill_mma", &defines)?,
         };
         let layers = 0..if is_hopper { layout.num_layers } else { 0 };
-        let num_counters = max_decode_entries * layout.num_kv_heads * group.div_ceil(COUNTER_HEADS);
+        let decode_counters = max_decode_entries * layout.num_kv_heads * group.div_ceil(COUNTER_HEADS);
+        let num_multiprocessors = context.num_multiprocessors() as usize;
+        let max_parts = if is_hopper { num_multiprocessors * PARTS_PER_MULTIPROCESSOR } else { 0 };
+        let cut = Cut {
+            group,
+            num_kv_heads: layout.num_kv_heads,
+            tile_rows: tile_rows as usize,
+            max_slots: max_parts / layout.num_kv_heads,
+            num_multiprocessors,
+        };
+        let prefill_slots = cut.max_slots * layout.num_kv_heads;
         Ok(Attention {
             pool_layout: layout,
             num_heads,
@@ -102,36 +116,22 @@ impl Attention {
             decode,
             decode_blocks,
             prefill,
-            tile_rows: tile_rows as usize,
             maps: layers.map(|layer| TensorMap::new(pool, layer)).collect::<Result<_>>()?,
-            partials: DeviceBuffer::new(
+            decode_scratch: Scratch::new(context, decode_blocks as usize * partial_floats as usize, decode_counters)?,
+            prefill_scratch: Scratch::new(
                 context,
-                "partial sums of attention",
-                decode_blocks as usize * partial_floats as usize,
+                prefill_slots * cut.tile_rows * (layout.head_dim + 2),
+                prefill_slots + 2,
             )?,
-            counters: DeviceBuffer::zeros(context, "counters of attention", num_counters.max(1))?,
+            cut,
         })
     }
 
     /// Sorts a step's entries into the two kernels and cuts tiles.
     pub fn plan(&self, entries: &[Entry]) -> AttentionPlan {
-        let (decode, prefill): (Vec<&Entry>, Vec<&Entry>) =
-            entries.iter().filter(|entry| entry.num_rows > 0).partition(|entry| entry.num_rows == 1);
-        let group = self.num_heads / self.pool_layout.num_kv_heads;
-        let mut tiles = Vec::new();
-        for (index, entry) in prefill.iter().enumerate() {
-            for first in (0..entry.num_rows as usize * group).step_by(self.tile_rows) {
-                let last_row = (first + self.tile_rows).div_ceil(group).min(entry.num_rows as usize);
-                tiles.push((entry.first_position as usize + last_row, index as u32, first as u32));
-            }
-        }
-        // The most keys first, so that no long tile starts when the others have ended.
-        tiles.sort_by_key(|&(keys, entry, first)| (std::cmp::Reverse(keys), entry, first));
-        AttentionPlan {
-            decode: decode.into_iter().flat_map(entry_words).collect(),
-            prefill: prefill.into_iter().flat_map(entry_words).collect(),
-            tiles: tiles.into_iter().flat_map(|(_, entry, first)| [entry, first]).collect(),
-        }
+        let decode = entries.iter().filter(|entry| entry.num_rows == 1);
+        let prefill = entries.iter().filter(|entry| entry.num_rows > 1);
+        AttentionPlan { decode: decode.flat_map(entry_words).collect(), tiles: self.cut.tiles(prefill) }
     }
 
     /// `out[row][head] = softmax(scale * q . K) V` for the rows of all entries; others are left alone. `q` and `out` are
@@ -159,9 +159,10 @@ impl Attention {
         ensure!(op, num_decode <= self.max_decode_entries, "{num_decode} entries of {}", self.max_decode_entries);
         let kv = pool.layer(layer)?;
         let num_kv_heads = self.pool_layout.num_kv_heads as u32;
-        let (table, partials, counters) = (inputs.block_table, self.partials.view(), self.counters.view());
+        let table = inputs.block_table;
         if num_decode > 0 {
             let (entries, num_entries) = (inputs.decode, num_decode as u32);
+            let (partials, counters) = self.decode_scratch.views();
             // SAFETY: the kernel's parameters; scratch memory is as long as it asks for; the rest is the caller's word.
             unsafe {
                 self.decode.launch(
@@ -172,25 +173,39 @@ impl Attention {
             }
         }
         if num_tiles > 0 {
-            let grid = [num_tiles as u32, num_kv_heads, 1];
-            let (entries, tiles) = (inputs.prefill, inputs.tiles);
-            // SAFETY: as above, for either form's parameters.
+            let (tiles, count) = (inputs.tiles, num_tiles as u32);
+            let (partials, counters) = self.prefill_scratch.views();
+            // SAFETY: as above, for either form's parameters; tiles were cut for the scratch memory.
             unsafe {
                 match self.maps.get(layer) {
+                    // Blocks take tiles from a queue.
                     Some(map) => self.prefill.launch(
                         stream,
-                        grid,
-                        &[map, &q, &table, &entries, &tiles, &num_kv_heads, &scale, &out],
+                        [(count * num_kv_heads).min(self.cut.num_multiprocessors as u32), 1, 1],
+                        &[map, &q, &table, &tiles, &count, &num_kv_heads, &scale, &out, &partials, &counters],
                     ),
                     None => self.prefill.launch(
                         stream,
-                        grid,
-                        &[&kv, &q, &table, &entries, &tiles, &num_kv_heads, &scale, &out],
+                        [count, num_kv_heads, 1],
+                        &[&kv, &q, &table, &tiles, &count, &num_kv_heads, &scale, &out],
                     ),
                 }?;
             }
         }
         Ok(())
+    }
+}
+
+impl Scratch {
+    fn new(context: &Arc<Context>, num_partials: usize, num_counters: usize) -> Result<Scratch> {
+        Ok(Scratch {
+            partials: DeviceBuffer::new(context, "partial sums of attention", num_partials)?,
+            counters: DeviceBuffer::zeros(context, "counters of attention", num_counters.max(1))?,
+        })
+    }
+
+    fn views(&self) -> (View<'_, f32>, View<'_, u32>) {
+        (self.partials.view(), self.counters.view())
     }
 }
 

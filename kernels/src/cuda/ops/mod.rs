@@ -6,6 +6,7 @@ mod norm;
 mod rope;
 mod rows;
 mod sampling;
+mod tiles;
 
 pub use attention::{Attention, AttentionInputs, AttentionPlan};
 pub use elementwise::{add_bias, bias_activate, fill_uniform, silu_mul, Activation};

@@ -7,9 +7,10 @@ use crate::cuda::memory::View;
 use crate::cuda::stream::{Launch, Stream};
 use crate::error::{ensure, Result};
 
-/// Matches norm.cu: vectors of four that a thread holds, at most.
-const MAX_VECTORS: usize = 8;
 const MAX_THREADS: usize = 1024;
+/// Matches norm.cu: two and eight vectors of four a thread.
+const MAX_NARROW_DIM: usize = 4 * 2 * MAX_THREADS;
+const MAX_DIM: usize = 4 * 8 * MAX_THREADS;
 
 /// What is added to the stream on the way: both may be [`View::none`].
 #[derive(Clone, Copy)]
@@ -39,7 +40,7 @@ pub fn rms_norm(
     out: View<bf16>,
 ) -> Result<()> {
     check("cuda::rms_norm", x, addends, weight, rows, dim, out)?;
-    let function = stream.context().function("rms_norm")?;
+    let function = stream.context().function(if dim <= MAX_NARROW_DIM { "rms_norm" } else { "rms_norm_wide" })?;
     let params = (dim as u32, eps);
     let launch = launch(rows, dim);
     // SAFETY: the kernel's parameters; lengths were checked.
@@ -63,7 +64,7 @@ pub fn layer_norm(
 ) -> Result<()> {
     check("cuda::layer_norm", x, addends, weight, rows, dim, out)?;
     check_rows("cuda::layer_norm", "shift", shift, 1, dim)?;
-    let function = stream.context().function("layer_norm")?;
+    let function = stream.context().function(if dim <= MAX_NARROW_DIM { "layer_norm" } else { "layer_norm_wide" })?;
     let launch = launch(rows, dim);
     let dim = dim as u32;
     // SAFETY: as above.
@@ -85,7 +86,7 @@ fn check(
     out: View<bf16>,
 ) -> Result<()> {
     check_dim(op, rows, dim)?;
-    ensure!(op, dim <= 4 * MAX_VECTORS * MAX_THREADS, "dim {dim} exceeds {}", 4 * MAX_VECTORS * MAX_THREADS);
+    ensure!(op, dim <= MAX_DIM, "dim {dim} exceeds {MAX_DIM}");
     check_rows(op, "x", x, rows, dim)?;
     check_rows(op, "weight", weight, 1, dim)?;
     check_rows(op, "out", out, rows, dim)?;
