@@ -2,21 +2,29 @@
 
 use std::sync::Arc;
 
-use keepsake_kernels::{Device, Entry, KvPool, RopeTable};
+use keepsake_kernels::{Device, Entry, KvPool};
 
-use crate::arch::{Scratch, Step};
+#[cfg(feature = "cuda")]
+use crate::arch::CudaEngine;
+use crate::arch::{CpuEngine, Network, Step};
 use crate::batch::{Batch, Limits};
 use crate::error::ModelError;
 use crate::model::Model;
 
-/// One model on one device over one pool. A step is one parallel region.
+/// One model on one device over one pool. On the CPU a step is one parallel region, on a GPU one sequence of operations
+/// on a stream.
 pub struct Runner {
     model: Arc<Model>,
-    device: Device,
     pool: Arc<KvPool>,
-    rope: RopeTable,
     max_rows: usize,
-    scratch: Scratch,
+    engine: Engine,
+}
+
+/// Activations and tables of a device's passes.
+enum Engine {
+    Cpu(Box<CpuEngine>),
+    #[cfg(feature = "cuda")]
+    Cuda(Box<CudaEngine>),
 }
 
 /// Logits of a step's sampled rows, in their order.
@@ -36,15 +44,13 @@ impl Runner {
                 model.kv_layout(chunk_tokens)
             )));
         }
-        let forms = model.network.input_forms();
-        Ok(Self {
-            scratch: Scratch::new(&device, &model.hparams, forms, max_rows)?,
-            rope: RopeTable::new(&model.hparams.rope_spec())?,
-            model,
-            device,
-            pool,
-            max_rows,
-        })
+        let hparams = &model.hparams;
+        let engine = match &model.network {
+            Network::Cpu(decoder) => Engine::Cpu(Box::new(CpuEngine::new(&device, hparams, decoder, max_rows)?)),
+            #[cfg(feature = "cuda")]
+            Network::Cuda(_) => Engine::Cuda(Box::new(CudaEngine::new(hparams, &pool, max_rows)?)),
+        };
+        Ok(Self { engine, model, pool, max_rows })
     }
 
     pub fn model(&self) -> &Arc<Model> {
@@ -65,13 +71,16 @@ impl Runner {
             chunk_tokens: self.pool.layout().chunk_tokens,
         };
         batch.validate(&self.model.hparams, limits)?;
-        let num_sampled = batch.sample_rows.len();
-        self.scratch.reserve_logits(&self.device, vocab_size, num_sampled)?;
         let sample_entries = sample_entries(batch);
-        let step = Step { batch, sample_entries: &sample_entries, pool: &self.pool, rope: &self.rope };
-        let (network, scratch) = (&self.model.network, &self.scratch);
-        self.device.run(|w| network.forward(w, &step, scratch))?;
-        Ok(Logits { values: &self.scratch.logits.as_slice()[..num_sampled * vocab_size], vocab_size })
+        let step = Step { batch, sample_entries: &sample_entries, pool: &self.pool };
+        let values = match (&mut self.engine, &self.model.network) {
+            (Engine::Cpu(engine), Network::Cpu(decoder)) => engine.forward(decoder, step)?,
+            #[cfg(feature = "cuda")]
+            (Engine::Cuda(engine), Network::Cuda(decoder)) => engine.forward(decoder, step)?,
+            #[cfg(feature = "cuda")]
+            _ => unreachable!("the engine was made for the network"),
+        };
+        Ok(Logits { values, vocab_size })
     }
 }
 

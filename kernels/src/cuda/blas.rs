@@ -6,10 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::cublaslt::{result, sys};
 use half::bf16;
+use rayon::prelude::*;
 
 use super::context::Context;
 use super::memory::{DeviceBuffer, View};
 use super::stream::Stream;
+use crate::cpu::blocks::{read_floats, Row};
+use crate::dtype::DType;
 use crate::error::{ensure, KernelError, Result};
 use crate::ops::Accumulate;
 
@@ -32,6 +35,45 @@ impl Weight {
         Ok(Weight { data, n, k })
     }
 
+    /// Brings stored rows of `k` to the device, one part after the other: bf16 as it is, the rest as bf16 made on the host.
+    pub fn upload(context: &Arc<Context>, k: usize, parts: &[StoredRows]) -> Result<Weight> {
+        let op = "Weight::upload";
+        let n: usize = parts.iter().map(|part| part.n).sum();
+        let data = DeviceBuffer::new(context, "weights", n.saturating_mul(k))?;
+        let mut first = 0;
+        for part in parts {
+            let whole = k > 0 && k.is_multiple_of(part.dtype.block_len());
+            ensure!(op, whole, "k = {k} is not whole blocks of {}", part.dtype);
+            let row_bytes = part.dtype.bytes_for(k).expect("whole blocks");
+            let fits = row_bytes.checked_mul(part.n) == Some(part.bytes.len());
+            ensure!(op, fits, "{} bytes for {} x {k} of {}", part.bytes.len(), part.n, part.dtype);
+            let to = data.slice(first..first + part.n * k)?;
+            match part.dtype {
+                DType::BF16 => to.write_bytes(context, part.bytes)?,
+                dtype => {
+                    let mut rows = vec![0u8; part.n * k * size_of::<bf16>()];
+                    rows.par_chunks_mut(k * size_of::<bf16>()).zip(part.bytes.par_chunks(row_bytes)).for_each_init(
+                        || vec![0.0; k],
+                        |floats, (row, stored)| {
+                            dequantise(dtype, stored, floats);
+                            for (to, value) in row.chunks_exact_mut(size_of::<bf16>()).zip(floats) {
+                                to.copy_from_slice(&bf16::from_f32(*value).to_le_bytes());
+                            }
+                        },
+                    );
+                    to.write_bytes(context, &rows)?;
+                }
+            }
+            first += part.n * k;
+        }
+        Weight::new(data, n, k)
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(&self) -> usize {
+        self.data.bytes()
+    }
+
     /// Outputs.
     pub fn n(&self) -> usize {
         self.n
@@ -41,6 +83,14 @@ impl Weight {
     pub fn k(&self) -> usize {
         self.k
     }
+}
+
+/// Rows of a weight as a file stores them.
+#[derive(Debug, Clone, Copy)]
+pub struct StoredRows<'a> {
+    pub dtype: DType,
+    pub n: usize,
+    pub bytes: &'a [u8],
 }
 
 /// Where a product goes, `[row][n]`.
@@ -221,6 +271,17 @@ impl Drop for Plan {
             let _ = result::destroy_matrix_layout(self.x);
             let _ = result::destroy_matrix_layout(self.out);
             let _ = result::destroy_matmul_desc(self.operation);
+        }
+    }
+}
+
+fn dequantise(dtype: DType, stored: &[u8], out: &mut [f32]) {
+    match dtype.is_float() {
+        true => read_floats(dtype, stored, out),
+        false => {
+            let mut blocks = Row::default();
+            blocks.read(dtype, stored);
+            blocks.dequantise(out);
         }
     }
 }

@@ -86,11 +86,9 @@ impl<T: Element> DeviceBuffer<T> {
     pub fn from_slice(context: &Arc<Context>, what: &'static str, values: &[T]) -> Result<DeviceBuffer<T>> {
         let buffer = DeviceBuffer::new(context, what, values.len())?;
         if !values.is_empty() {
-            // SAFETY: as many bytes on either side. The call has read the values when it returns, but the last of them may
-            // still be on their way through the driver's own buffer: waited for, so that every later stream sees them.
-            let copied = unsafe { sys::cuMemcpyHtoD_v2(buffer.address, values.as_ptr().cast(), buffer.bytes()) };
-            check("cuMemcpyHtoD", copied)?;
-            context.synchronize()?;
+            // SAFETY: elements are plain numbers.
+            let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
+            buffer.view().write_bytes(context, bytes)?;
         }
         Ok(buffer)
     }
@@ -158,6 +156,16 @@ impl<'a, T> View<'a, T> {
         ensure!("View::slice", range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
         let address = self.address + (range.start * size_of::<T>()) as sys::CUdeviceptr;
         Ok(View { address, len: range.len(), buffer: PhantomData })
+    }
+
+    /// Copies from pageable memory outside of any stream, and waits: for loading.
+    pub(crate) fn write_bytes(&self, context: &Context, bytes: &[u8]) -> Result<()> {
+        ensure!("View::write_bytes", bytes.len() == self.bytes(), "{} bytes for {}", bytes.len(), self.bytes());
+        context.bind()?;
+        // SAFETY: as many bytes on either side. The call has read them when it returns, but the last may still be on their way
+        // through the driver's own buffer: waited for, so that every later stream sees them.
+        check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(self.address, bytes.as_ptr().cast(), bytes.len()) })?;
+        context.synchronize()
     }
 
     pub(crate) fn address(&self) -> sys::CUdeviceptr {

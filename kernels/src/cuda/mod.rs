@@ -35,7 +35,7 @@ mod pinned;
 pub mod sources;
 mod stream;
 
-pub use blas::{Blas, Output, Weight};
+pub use blas::{Blas, Output, StoredRows, Weight};
 pub use compiler::{Compiled, Compiler};
 pub use context::{default_cubin_folder, Context};
 pub use copies::{Copies, HostPage, Method};

@@ -1,0 +1,454 @@
+//! The pass on an NVIDIA GPU: operations on one stream, and graphs of them for steps that only decode.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use half::bf16;
+use keepsake_kernels::cuda::ops::{self, Activation, Addends, Attention, AttentionInputs, AttentionPlan};
+use keepsake_kernels::cuda::ops::{CudaRopeTable, HeadNorms, PositionEmbedding, RopeInputs, SamplingRow};
+use keepsake_kernels::cuda::{
+    Blas, Context, CudaKvPool, DeviceBuffer, Graph, Output, PinnedBuffer, StoredRows, Stream, View, Weight,
+};
+use keepsake_kernels::ops::Accumulate;
+use keepsake_kernels::{KernelError, KvPool, RopeTable};
+
+use super::decoder::Decoder;
+use super::pass::{FeedForward, Linear, Memory, Norm, Pass, Projection, Rows, Weights};
+use super::{Positions, Step};
+use crate::config::HParams;
+use crate::error::ModelError;
+use crate::weights::Tensor;
+
+/// Row counts that decode steps are padded to, each with a graph of its own.
+const BUCKETS: [usize; 18] = [1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256];
+/// Parts of the step's inputs begin at multiples of as many words.
+const ALIGN_WORDS: usize = 8;
+/// A slot that no pool has: a padding row writes no K/V.
+const NO_SLOT: u32 = u32::MAX;
+const ENTRY_WORDS: usize = 5;
+
+/// bf16 matrices; groups lie one after the other; f32 vectors.
+pub(crate) struct CudaWeights;
+
+impl Weights for CudaWeights {
+    type Matrix = Weight;
+    type Group = Weight;
+    type Vector = DeviceBuffer<f32>;
+
+    fn matrix_bytes(matrix: &Weight) -> usize {
+        matrix.bytes()
+    }
+
+    fn group_bytes(group: &Weight) -> usize {
+        group.bytes()
+    }
+
+    fn vector_bytes(vector: &DeviceBuffer<f32>) -> usize {
+        vector.bytes()
+    }
+}
+
+/// Where weights go.
+pub(crate) struct CudaMemory {
+    context: Arc<Context>,
+}
+
+impl CudaMemory {
+    pub fn new(context: &Arc<Context>) -> Result<Self, ModelError> {
+        Ok(Self { context: context.clone() })
+    }
+}
+
+impl Memory<CudaWeights> for CudaMemory {
+    fn matrix(&self, tensor: &Tensor) -> Result<Weight, ModelError> {
+        self.upload(std::slice::from_ref(tensor))
+    }
+
+    fn group(&self, tensors: &[Tensor]) -> Result<Weight, ModelError> {
+        self.upload(tensors)
+    }
+
+    fn vector(&self, values: &[f32]) -> Result<DeviceBuffer<f32>, ModelError> {
+        Ok(DeviceBuffer::from_slice(&self.context, "a vector of weights", values)?)
+    }
+}
+
+impl CudaMemory {
+    fn upload<'a>(&self, tensors: &'a [Tensor<'_>]) -> Result<Weight, ModelError> {
+        let rows =
+            |tensor: &'a Tensor<'_>| StoredRows { dtype: tensor.dtype, n: tensor.shape[0], bytes: &tensor.bytes };
+        let parts: Vec<StoredRows> = tensors.iter().map(rows).collect();
+        Ok(Weight::upload(&self.context, tensors[0].shape[1], &parts)?)
+    }
+}
+
+/// A stream, scratch memory and tables of a model's passes.
+pub(crate) struct CudaEngine {
+    stream: Stream,
+    blas: Blas,
+    attention: Attention,
+    /// `None`: positions are learned.
+    rope: Option<CudaRopeTable>,
+    scratch: Scratch,
+    inputs: Inputs,
+    /// By bucket; dropped when what they point to moves.
+    graphs: HashMap<usize, Graph>,
+    vocab_size: usize,
+    hidden: usize,
+    ffn: usize,
+    num_heads: usize,
+    head_dim: usize,
+    scale: f32,
+    max_rows: usize,
+}
+
+/// Activations of one step, sized once for the largest; shapes are per row.
+struct Scratch {
+    /// The residual stream, `hidden`, and that of the sampled rows.
+    x: DeviceBuffer<f32>,
+    sampled_x: DeviceBuffer<f32>,
+    /// Whatever the next product reads, `hidden`.
+    input: DeviceBuffer<bf16>,
+    qkv: DeviceBuffer<bf16>,
+    q: DeviceBuffer<bf16>,
+    /// What attention mixed, `query_dim`, and that of the sampled rows.
+    mixed: DeviceBuffer<bf16>,
+    sampled_mixed: DeviceBuffer<bf16>,
+    /// gate and up side by side, `2 ffn`.
+    wide: DeviceBuffer<bf16>,
+    narrow: DeviceBuffer<bf16>,
+    /// `vocab_size` for each sampled row, on either side; grow to the largest number of them seen.
+    logits: DeviceBuffer<f32>,
+    host_logits: PinnedBuffer<f32>,
+    sampling: DeviceBuffer<SamplingRow>,
+    tokens: DeviceBuffer<u32>,
+}
+
+/// The numbers of a step: one pinned array, one on the device, one copy.
+struct Inputs {
+    host: PinnedBuffer<u32>,
+    device: DeviceBuffer<u32>,
+    parts: Parts,
+}
+
+/// Where each part of the inputs lies, in words.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Parts {
+    tokens: std::ops::Range<usize>,
+    positions: std::ops::Range<usize>,
+    slots: std::ops::Range<usize>,
+    sample_rows: std::ops::Range<usize>,
+    /// Entries of one row and tiles of the others, for all rows, then for the sampled ones.
+    decode: [std::ops::Range<usize>; 2],
+    tiles: [std::ops::Range<usize>; 2],
+    /// Last: its length changes most.
+    block_table: std::ops::Range<usize>,
+}
+
+impl CudaEngine {
+    pub fn new(hparams: &HParams, pool: &KvPool, max_rows: usize) -> Result<Self, ModelError> {
+        let Some(pool) = pool.cuda() else {
+            return Err(ModelError::Shape("the model is on a GPU, the K/V pool is not".to_owned()));
+        };
+        let context = pool.context();
+        let rows_of = |width: usize| max_rows.saturating_mul(width);
+        let qkv_dim = hparams.query_dim() + 2 * hparams.kv_dim();
+        let scratch = Scratch {
+            x: DeviceBuffer::new(context, "activations", rows_of(hparams.hidden))?,
+            sampled_x: DeviceBuffer::new(context, "activations", rows_of(hparams.hidden))?,
+            input: DeviceBuffer::new(context, "activations", rows_of(hparams.hidden))?,
+            qkv: DeviceBuffer::new(context, "activations", rows_of(qkv_dim))?,
+            q: DeviceBuffer::new(context, "activations", rows_of(hparams.query_dim()))?,
+            // Zeros: a padding row's would otherwise be whatever was there.
+            mixed: DeviceBuffer::zeros(context, "activations", rows_of(hparams.query_dim()))?,
+            sampled_mixed: DeviceBuffer::new(context, "activations", rows_of(hparams.query_dim()))?,
+            wide: DeviceBuffer::new(context, "activations", rows_of(2 * hparams.ffn))?,
+            narrow: DeviceBuffer::new(context, "activations", rows_of(hparams.ffn))?,
+            logits: DeviceBuffer::new(context, "logits", hparams.vocab_size)?,
+            host_logits: PinnedBuffer::new(context, "logits", hparams.vocab_size)?,
+            sampling: DeviceBuffer::new(context, "sampling parameters", max_rows)?,
+            tokens: DeviceBuffer::new(context, "sampled tokens", max_rows)?,
+        };
+        let rope = match hparams.arch.design().positions {
+            Positions::Rotary => Some(CudaRopeTable::new(context, &RopeTable::new(&hparams.rope_spec())?)?),
+            Positions::Learned { .. } => None,
+        };
+        Ok(Self {
+            stream: Stream::new(context)?,
+            blas: Blas::new(context)?,
+            attention: Attention::new(pool, hparams.num_heads, max_rows)?,
+            rope,
+            scratch,
+            inputs: Inputs {
+                host: PinnedBuffer::new(context, "a step's inputs", ALIGN_WORDS)?,
+                device: DeviceBuffer::new(context, "a step's inputs", ALIGN_WORDS)?,
+                parts: Parts::default(),
+            },
+            graphs: HashMap::new(),
+            vocab_size: hparams.vocab_size,
+            hidden: hparams.hidden,
+            ffn: hparams.ffn,
+            num_heads: hparams.num_heads,
+            head_dim: hparams.head_dim,
+            scale: 1.0 / (hparams.head_dim as f32).sqrt(),
+            max_rows,
+        })
+    }
+
+    /// Logits of the sampled rows, `vocab_size` each, on the host.
+    pub fn forward(&mut self, decoder: &Decoder<CudaWeights>, step: Step) -> Result<&[f32], ModelError> {
+        let wanted = step.batch.sample_rows.len() * self.vocab_size;
+        if self.scratch.host_logits.len() < wanted {
+            self.scratch.host_logits = PinnedBuffer::new(self.stream.context(), "logits", wanted)?;
+        }
+        self.enqueue(decoder, step)?;
+        self.stream.download(self.scratch.logits.slice(0..wanted)?, &self.scratch.host_logits, 0)?;
+        self.stream.synchronize()?;
+        Ok(&self.scratch.host_logits.as_slice()[..wanted])
+    }
+
+    /// The sampled rows' next tokens; logits stay on the device.
+    pub fn sample(
+        &mut self,
+        decoder: &Decoder<CudaWeights>,
+        step: Step,
+        rows: &[SamplingRow],
+    ) -> Result<Vec<u32>, ModelError> {
+        let count = step.batch.sample_rows.len();
+        if rows.len() != count {
+            return Err(ModelError::Batch(format!("{} rows to sample, {count} sample rows", rows.len())));
+        }
+        self.enqueue(decoder, step)?;
+        let (logits, sampling) = (&self.scratch.logits, self.scratch.sampling.slice(0..count)?);
+        let tokens = self.scratch.tokens.slice(0..count)?;
+        self.stream.write(sampling, rows)?;
+        ops::sample(&self.stream, logits.view(), self.vocab_size, sampling, tokens)?;
+        Ok(self.stream.read(tokens)?)
+    }
+
+    /// Enqueues the step. The host's inputs are free again once the stream has been waited for.
+    fn enqueue(&mut self, decoder: &Decoder<CudaWeights>, step: Step) -> Result<(), ModelError> {
+        let batch = step.batch;
+        let only_decodes = batch.entries.iter().all(|entry| entry.num_rows == 1);
+        let all_sampled = batch.sample_rows.len() == batch.num_rows();
+        let bucket = BUCKETS.into_iter().find(|&bucket| bucket >= batch.num_rows() && bucket <= self.max_rows);
+        let bucket = bucket.filter(|_| only_decodes && all_sampled);
+        self.take_inputs(step, bucket.unwrap_or(batch.num_rows()))?;
+        let num_sampled = self.inputs.parts.sample_rows.len();
+        if self.scratch.logits.len() < num_sampled * self.vocab_size {
+            self.graphs.clear();
+            self.scratch.logits = DeviceBuffer::new(self.stream.context(), "logits", num_sampled * self.vocab_size)?;
+        }
+        let Inputs { host, device, parts } = &self.inputs;
+        self.stream.upload(host, 0, device.slice(0..parts.block_table.end)?)?;
+        let pool = step.pool.cuda().expect("the engine was made for a pool on the GPU");
+        let pass = || decoder.forward(&CudaPass { engine: self, pool }, num_sampled);
+        let Some(bucket) = bucket else {
+            return Ok(pass()?);
+        };
+        if let Some(graph) = self.graphs.get(&bucket) {
+            return Ok(graph.launch(&self.stream)?);
+        }
+        // Once eagerly, which is this step; everything is loaded and chosen when the capture begins.
+        pass()?;
+        let graph = Graph::capture(&self.stream, pass)?;
+        self.graphs.insert(bucket, graph);
+        Ok(())
+    }
+
+    /// Lays a step's numbers out, padded to `rows` rows.
+    fn take_inputs(&mut self, step: Step, rows: usize) -> Result<(), ModelError> {
+        let batch = step.batch;
+        let padding = rows - batch.num_rows();
+        let padded = |values: &[u32], with: u32| {
+            let mut values = values.to_vec();
+            values.resize(values.len() + padding, with);
+            values
+        };
+        let AttentionPlan { decode, tiles } = self.attention.plan(&batch.entries);
+        let sampled = self.attention.plan(step.sample_entries);
+        let mut sample_rows = batch.sample_rows.clone();
+        sample_rows.extend(batch.num_rows() as u32..rows as u32);
+        let no_entries = |mut entries: Vec<u32>| {
+            entries.resize(entries.len() + padding * ENTRY_WORDS, 0);
+            entries
+        };
+        let mut words = Vec::new();
+        let mut put = |part: &[u32]| {
+            words.resize(usize::next_multiple_of(words.len(), ALIGN_WORDS), 0);
+            let start = words.len();
+            words.extend_from_slice(part);
+            start..words.len()
+        };
+        let parts = Parts {
+            tokens: put(&padded(&batch.tokens, 0)),
+            positions: put(&padded(&batch.positions, 0)),
+            slots: put(&padded(&batch.slots, NO_SLOT)),
+            sample_rows: put(&sample_rows),
+            decode: [put(&no_entries(decode)), put(&no_entries(sampled.decode))],
+            tiles: [put(&tiles), put(&sampled.tiles)],
+            block_table: put(&batch.block_table.iter().map(|block| block.0).collect::<Vec<u32>>()),
+        };
+        if self.inputs.device.len() < words.len() {
+            let len = words.len().next_power_of_two();
+            let context = self.stream.context().clone();
+            self.graphs.clear();
+            self.inputs.host = PinnedBuffer::new(&context, "a step's inputs", len)?;
+            self.inputs.device = DeviceBuffer::new(&context, "a step's inputs", len)?;
+        }
+        self.inputs.host.as_mut_slice()[..words.len()].copy_from_slice(&words);
+        self.inputs.parts = parts;
+        Ok(())
+    }
+}
+
+fn optional(vector: Option<&DeviceBuffer<f32>>) -> View<'_, f32> {
+    match vector {
+        Some(vector) => vector.view(),
+        None => View::none(),
+    }
+}
+
+struct CudaPass<'a> {
+    engine: &'a CudaEngine,
+    pool: &'a CudaKvPool,
+}
+
+impl CudaPass<'_> {
+    fn part(&self, range: &std::ops::Range<usize>) -> Result<View<'_, u32>, KernelError> {
+        self.engine.inputs.device.slice(range.clone())
+    }
+
+    fn count(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::All => self.engine.inputs.parts.tokens.len(),
+            Rows::Sampled => self.engine.inputs.parts.sample_rows.len(),
+        }
+    }
+
+    fn x(&self, rows: Rows) -> View<'_, f32> {
+        match rows {
+            Rows::All => self.engine.scratch.x.view(),
+            Rows::Sampled => self.engine.scratch.sampled_x.view(),
+        }
+    }
+
+    /// out = matrix(from)
+    fn product(&self, from: View<bf16>, rows: usize, matrix: &Weight, out: View<bf16>) -> Result<(), KernelError> {
+        self.engine.blas.matmul(&self.engine.stream, from, rows, matrix, Output::Bf16(out))
+    }
+
+    /// x += matrix(from) + bias
+    fn add(
+        &self,
+        from: View<bf16>,
+        matrix: &Weight,
+        bias: Option<&DeviceBuffer<f32>>,
+        rows: Rows,
+    ) -> Result<(), KernelError> {
+        let (engine, count, x) = (self.engine, self.count(rows), self.x(rows));
+        engine.blas.matmul(&engine.stream, from, count, matrix, Output::F32(x, Accumulate::Add))?;
+        match bias {
+            Some(bias) => ops::add_bias(&engine.stream, x, bias.view(), count, matrix.n()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Pass for CudaPass<'_> {
+    type Weights = CudaWeights;
+
+    fn embed(&self, table: &Weight, learned: Option<(&Weight, u32)>) -> Result<(), KernelError> {
+        let parts = &self.engine.inputs.parts;
+        let positions = self.part(&parts.positions)?;
+        let learned = learned.map(|(table, offset)| PositionEmbedding { table, positions, offset });
+        let (tokens, rows) = (self.part(&parts.tokens)?, self.count(Rows::All));
+        ops::embedding(&self.engine.stream, table, tokens, learned, rows, self.x(Rows::All))
+    }
+
+    fn norm(&self, norm: &Norm<CudaWeights>, rows: Rows) -> Result<(), KernelError> {
+        let (stream, x, count, dim) = (&self.engine.stream, self.x(rows), self.count(rows), self.engine.hidden);
+        let (weight, input) = (norm.weight.view(), self.engine.scratch.input.view());
+        match &norm.shift {
+            None => ops::rms_norm(stream, x, Addends::none(), weight, norm.eps, count, dim, input),
+            Some(shift) => {
+                ops::layer_norm(stream, x, Addends::none(), weight, shift.view(), norm.eps, count, dim, input)
+            }
+        }
+    }
+
+    fn write_kv(&self, layer: usize, projection: &Projection<CudaWeights>) -> Result<(), KernelError> {
+        let (engine, rows) = (self.engine, self.count(Rows::All));
+        let s = &engine.scratch;
+        self.product(s.input.view(), rows, &projection.qkv, s.qkv.view())?;
+        let inputs = RopeInputs {
+            qkv: s.qkv.view(),
+            bias: optional(projection.bias.as_ref()),
+            norms: HeadNorms {
+                q: optional(projection.q_norm.as_ref().map(|norm| &norm.weight)),
+                k: optional(projection.k_norm.as_ref().map(|norm| &norm.weight)),
+                eps: projection.q_norm.as_ref().map_or(0.0, |norm| norm.eps),
+            },
+            positions: self.part(&engine.inputs.parts.positions)?,
+            slots: self.part(&engine.inputs.parts.slots)?,
+            table: engine.rope.as_ref(),
+        };
+        ops::rope_and_write(&engine.stream, &inputs, rows, engine.num_heads, self.pool, layer, s.q.view())
+    }
+
+    fn attend(&self, layer: usize, rows: Rows) -> Result<(), KernelError> {
+        let (engine, parts) = (self.engine, &self.engine.inputs.parts);
+        let which = usize::from(rows == Rows::Sampled);
+        let inputs = AttentionInputs {
+            block_table: self.part(&parts.block_table)?,
+            decode: self.part(&parts.decode[which])?,
+            tiles: self.part(&parts.tiles[which])?,
+        };
+        let (q, mixed) = (engine.scratch.q.view(), engine.scratch.mixed.view());
+        let all = self.count(Rows::All);
+        engine.attention.run(&engine.stream, self.pool, layer, q, &inputs, all, engine.scale, mixed)
+    }
+
+    fn keep_sampled(&self) -> Result<(), KernelError> {
+        let (engine, s) = (self.engine, &self.engine.scratch);
+        let (all, sampled) = (self.count(Rows::All), self.count(Rows::Sampled));
+        let indices = self.part(&engine.inputs.parts.sample_rows)?;
+        let width = engine.num_heads * engine.head_dim;
+        let (x, kept) = (s.x.view(), s.sampled_x.view());
+        ops::gather_rows(&engine.stream, x, all, indices, sampled, engine.hidden, kept)?;
+        let (mixed, kept) = (s.mixed.view(), s.sampled_mixed.view());
+        ops::gather_rows(&engine.stream, mixed, all, indices, sampled, width, kept)
+    }
+
+    fn add_attention(&self, output: &Linear<CudaWeights>, rows: Rows) -> Result<(), KernelError> {
+        let mixed = match rows {
+            Rows::All => &self.engine.scratch.mixed,
+            Rows::Sampled => &self.engine.scratch.sampled_mixed,
+        };
+        self.add(mixed.view(), &output.matrix, output.bias.as_ref(), rows)
+    }
+
+    fn add_feed_forward(&self, feed_forward: &FeedForward<CudaWeights>, rows: Rows) -> Result<(), KernelError> {
+        let (engine, s, count) = (self.engine, &self.engine.scratch, self.count(rows));
+        let (wide, narrow) = (s.wide.view(), s.narrow.view());
+        match feed_forward {
+            FeedForward::SiluGated { gate_up, down } => {
+                self.product(s.input.view(), count, gate_up, wide)?;
+                ops::silu_mul(&engine.stream, wide, count, engine.ffn, narrow)?;
+                self.add(narrow, down, None, rows)
+            }
+            FeedForward::Relu { up, down } => {
+                self.product(s.input.view(), count, &up.matrix, narrow)?;
+                let bias = optional(up.bias.as_ref());
+                ops::bias_activate(&engine.stream, narrow, bias, Activation::Relu, count, engine.ffn)?;
+                self.add(narrow, &down.matrix, down.bias.as_ref(), rows)
+            }
+        }
+    }
+
+    fn logits(&self, output: &Weight) -> Result<(), KernelError> {
+        let (engine, count) = (self.engine, self.count(Rows::Sampled));
+        let logits = Output::F32(engine.scratch.logits.view(), Accumulate::Set);
+        engine.blas.matmul(&engine.stream, engine.scratch.input.view(), count, output, logits)
+    }
+}
