@@ -57,6 +57,11 @@ impl Runner {
         &self.model
     }
 
+    /// Blocks of the pool.
+    pub fn num_blocks(&self) -> usize {
+        self.pool.num_blocks()
+    }
+
     pub fn max_rows(&self) -> usize {
         self.max_rows
     }
@@ -64,13 +69,8 @@ impl Runner {
     /// Writes K/V of every row to its slot and computes the logits of the sampled rows. A refused
     /// batch has changed nothing. Blocks that the batch names must not be used by others meanwhile.
     pub fn forward(&mut self, batch: &Batch) -> Result<Logits<'_>, ModelError> {
+        self.validate(batch)?;
         let vocab_size = self.model.hparams.vocab_size;
-        let limits = Limits {
-            max_rows: self.max_rows,
-            num_blocks: self.pool.num_blocks(),
-            chunk_tokens: self.pool.layout().chunk_tokens,
-        };
-        batch.validate(&self.model.hparams, limits)?;
         let sample_entries = sample_entries(batch);
         let step = Step { batch, sample_entries: &sample_entries, pool: &self.pool };
         let values = match (&mut self.engine, &self.model.network) {
@@ -81,6 +81,33 @@ impl Runner {
             _ => unreachable!("the engine was made for the network"),
         };
         Ok(Logits { values, vocab_size })
+    }
+
+    /// As [`Runner::forward`], but the device draws the next token of each sampled row, `rows[i]` saying how for
+    /// `sample_rows[i]`, and logits never leave it. `u32::MAX` where no logit is finite. `None`: this device leaves sampling
+    /// to the host.
+    #[cfg(feature = "cuda")]
+    pub fn forward_and_sample(
+        &mut self,
+        batch: &Batch,
+        rows: &[keepsake_kernels::cuda::ops::SamplingRow],
+    ) -> Result<Option<Vec<u32>>, ModelError> {
+        self.validate(batch)?;
+        let sample_entries = sample_entries(batch);
+        let step = Step { batch, sample_entries: &sample_entries, pool: &self.pool };
+        match (&mut self.engine, &self.model.network) {
+            (Engine::Cuda(engine), Network::Cuda(decoder)) => engine.sample(decoder, step, rows).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn validate(&self, batch: &Batch) -> Result<(), ModelError> {
+        let limits = Limits {
+            max_rows: self.max_rows,
+            num_blocks: self.pool.num_blocks(),
+            chunk_tokens: self.pool.layout().chunk_tokens,
+        };
+        batch.validate(&self.model.hparams, limits)
     }
 }
 

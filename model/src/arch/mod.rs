@@ -10,7 +10,10 @@ mod cuda;
 mod decoder;
 mod llama;
 mod loader;
+mod opt;
 mod pass;
+mod qwen2;
+mod qwen3;
 
 use std::fmt;
 
@@ -23,13 +26,19 @@ use self::decoder::Decoder;
 use crate::batch::Batch;
 use crate::config::HParams;
 use crate::error::ModelError;
-use crate::weights::WeightSource;
+use crate::weights::{TensorName, WeightSource};
 
 /// An architecture whose forward pass exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
     /// Llama 1 to 3, Mistral (within its window), SmolLM2 and whatever else is stored as these.
     Llama,
+    /// Qwen2 and Qwen2.5.
+    Qwen2,
+    /// Qwen3, dense.
+    Qwen3,
+    /// OPT with its norms before each part (all sizes but 350M).
+    Opt,
 }
 
 /// Where decoders differ.
@@ -72,12 +81,15 @@ pub(crate) enum Positions {
 }
 
 impl Architecture {
-    pub const ALL: [Self; 1] = [Self::Llama];
+    pub const ALL: [Self; 4] = [Self::Llama, Self::Qwen2, Self::Qwen3, Self::Opt];
 
-    /// GGUF's `general.architecture`.
+    /// GGUF's `general.architecture`; what the architecture is called in messages.
     pub fn gguf_name(self) -> &'static str {
         match self {
             Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::Opt => "opt",
         }
     }
 
@@ -85,12 +97,17 @@ impl Architecture {
     pub fn classes(self) -> &'static [&'static str] {
         match self {
             Self::Llama => &["LlamaForCausalLM", "MistralForCausalLM"],
+            Self::Qwen2 => &["Qwen2ForCausalLM"],
+            Self::Qwen3 => &["Qwen3ForCausalLM"],
+            Self::Opt => &["OPTForCausalLM"],
         }
     }
 
     pub fn from_gguf(name: &str) -> Result<Self, ModelError> {
-        let found = Self::ALL.into_iter().find(|arch| arch.gguf_name() == name);
-        found.ok_or_else(|| unsupported(name, Self::ALL.map(Self::gguf_name).join(", ")))
+        // The format has no OPT.
+        let known = [Self::Llama, Self::Qwen2, Self::Qwen3];
+        let found = known.into_iter().find(|arch| arch.gguf_name() == name);
+        found.ok_or_else(|| unsupported(name, known.map(Self::gguf_name).join(", ")))
     }
 
     pub fn from_class(name: &str) -> Result<Self, ModelError> {
@@ -102,6 +119,17 @@ impl Architecture {
     pub(crate) fn design(self) -> Design {
         match self {
             Self::Llama => llama::DESIGN,
+            Self::Qwen2 => qwen2::DESIGN,
+            Self::Qwen3 => qwen3::DESIGN,
+            Self::Opt => opt::DESIGN,
+        }
+    }
+
+    /// A tensor's name in a Hugging Face folder.
+    pub(crate) fn hugging_face_name(self, name: TensorName) -> String {
+        match self {
+            Self::Llama | Self::Qwen2 | Self::Qwen3 => name.hugging_face(),
+            Self::Opt => opt::hugging_face_name(name),
         }
     }
 }

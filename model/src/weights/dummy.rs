@@ -91,6 +91,7 @@ impl WeightSource for DummyWeights {
         let deviation = 1.0 / (row_len as f32).sqrt();
         let dtype = self.dtype(&shape);
         let bytes = match dtype {
+            DType::F32 if name.is_bias() => random_f32(&mut random, len, deviation),
             DType::F32 => 1.0f32.to_le_bytes().repeat(len),
             DType::BF16 => random_bf16(&mut random, len, deviation),
             _ => random_q4_1(&mut random, len / DType::Q4_1.block_len(), deviation),
@@ -137,6 +138,12 @@ fn random_bf16(random: &mut SplitMix64, len: usize, deviation: f32) -> Vec<u8> {
         bytes.extend_from_slice(&bf16::from_f32(unit * half_width).to_le_bytes());
     }
     bytes
+}
+
+fn random_f32(random: &mut SplitMix64, len: usize, deviation: f32) -> Vec<u8> {
+    let half_width = deviation * 3f32.sqrt();
+    let value = |_| ((random.next() >> 40) as f32 / (1 << 23) as f32 - 1.0) * half_width;
+    (0..len).map(value).flat_map(f32::to_le_bytes).collect()
 }
 
 /// Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014).

@@ -74,6 +74,25 @@ impl TensorName {
         names
     }
 
+    /// What is added, as opposed to what multiplies.
+    pub fn is_bias(self) -> bool {
+        match self {
+            Self::OutputNormShift => true,
+            Self::Layer(_, tensor) => matches!(
+                tensor,
+                LayerTensor::QueryBias
+                    | LayerTensor::KeyBias
+                    | LayerTensor::ValueBias
+                    | LayerTensor::AttentionNormShift
+                    | LayerTensor::AttentionOutputBias
+                    | LayerTensor::FfnNormShift
+                    | LayerTensor::UpBias
+                    | LayerTensor::DownBias
+            ),
+            _ => false,
+        }
+    }
+
     pub fn gguf(self) -> String {
         let (layer, tensor) = match self {
             Self::TokenEmbedding => return "token_embd.weight".to_owned(),
