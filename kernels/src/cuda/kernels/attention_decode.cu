@@ -6,7 +6,7 @@
 // last to finish one, in the order of the keys (split K/V: Flash-Decoding; the even cut: Stream-K, arXiv:2301.03598).
 //
 // All query heads of a group share a warp's loads of K and V, as columns of the tensor cores' small dimension: a warp
-// computes (K q^T) for 16 keys and up to 16 heads, and accumulates (V^T p^T). A warp has its own ring of 16-key tiles in
+// computes K q^T for 16 keys and up to 16 heads, and accumulates V^T p^T. A warp has its own ring of 16-key tiles in
 // shared memory, filled by asynchronous copies. The copies run on across the ends of pieces, so memory stays busy while
 // the block's warps meet there to add up.
 //

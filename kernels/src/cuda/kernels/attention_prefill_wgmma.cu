@@ -1,13 +1,13 @@
 // Causal attention of many rows over paged K/V, for compute capability 9.0 (built for sm_90a).
 //
 // A block takes tiles of 128 packed rows (192 at head dim 64; see Tile) of one K/V head from a queue. Of its first
-// warpgroup, a warp brings K and V of 128 keys (64 at head dim 256) at a time to shared memory with the bulk tensor copy, a page a box,
-// and three warps bring the next tile's queries. The other warpgroups, of 64 rows each, multiply with wgmma: queries, K and
-// V from shared memory, probabilities from registers. A warpgroup issues the scores of the next keys before the values
-// of these, so its softmax runs under its own products, and they take turns issuing, so one's softmax also runs
-// under the other's products. The algorithm is FlashAttention's (arXiv:2205.14135), the overlap FlashAttention-3's
-// (arXiv:2407.08608, section 3). Where there are few tiles, several blocks share the keys of one; the last to finish
-// adds up, in the order of the keys.
+// warpgroup, a warp brings K and V of 128 keys (64 at head dim 256) at a time to shared memory with the bulk tensor copy,
+// a page a box, and three warps bring the next tile's queries. The other warpgroups, of 64 rows each, multiply with
+// wgmma: queries, K and V from shared memory, probabilities from registers. A warpgroup issues the scores of the next
+// keys before the values of these, so its softmax runs under its own products, and they take turns issuing, so one's
+// softmax also runs under the other's products. The algorithm is FlashAttention's (arXiv:2205.14135), the overlap
+// FlashAttention-3's (arXiv:2407.08608, section 3). Where there are few tiles, several blocks share the keys of one; the
+// last to finish adds up, in the order of the keys.
 //
 // Slots past a tile's last key are never read: the copy of the last page starts before the page's first token, which
 // fills the front of its box with zeros, and pages past it are copied from outside the tensor, which gives only zeros.
@@ -121,8 +121,8 @@ DEVICE void barrier_wait(u32 barrier, u32 parity) {
 
 DEVICE void copy_box(u32 to, const TensorMap* map, int dim, int head, int token, int part, u32 barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
-        "[%6];" ::"r"(to),
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
         "l"(map), "r"(dim), "r"(head), "r"(token), "r"(part), "r"(barrier)
         : "memory");
 }
@@ -152,8 +152,8 @@ DEVICE void pin(float (&x)[N]) {
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
 
-// Matrix descriptor of shared memory in the 128-byte swizzle: eight rows of 128 bytes are 1,024 bytes, then come the next
-// eight rows. `column_bytes`: from a column of 64 to the next, where the columns are the operand's rows (V); else unused.
+// Matrix descriptor of shared memory in the 128-byte swizzle: eight rows of 128 bytes are 1,024 bytes, then come the
+// next eight rows. `column_bytes`: from a column of 64 to the next, where columns are the operand's rows (V); else unused.
 DEVICE u64 matrix_descriptor(u32 address, u32 column_bytes) {
     return (u64)(address >> 4 & 0x3fff) | (u64)(column_bytes >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
@@ -235,8 +235,8 @@ DEVICE void wgmma_values(float (&d)[128], u32 a0, u32 a1, u32 a2, u32 a3, u64 b)
 
 // --- The producing warpgroup -----------------------------------------------------------------------------------------
 
-// The queue: blocks at work at once share K/V heads, so that these stay in the cache; but the last quarter of the tiles,
-// which are the shortest, come after all others, so that no long tile starts late.
+// The queue: blocks at work at once share K/V heads, so that these stay in the cache; but the last quarter of the
+// tiles, which are the shortest, comes after all others, so that no long tile starts late.
 DEVICE Work work_of(const Problem& problem, u32 item) {
     Work work = {};
     if (item >= problem.num_tiles * problem.num_kv_heads) return work;
