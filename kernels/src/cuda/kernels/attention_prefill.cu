@@ -3,8 +3,8 @@
 //
 // One block computes a tile of 128 packed rows (64 at head dim 256; see Tile) of one K/V head, 32 (16) a warp, with
 // mma.sync. V comes by asynchronous copies while the scores of its keys are computed, the next K while V is multiplied.
-// The algorithm is FlashAttention-2's (arXiv:2307.08691). Slots past the tile's last key are never read: the copy writes
-// zeros.
+// The algorithm is FlashAttention-2's (arXiv:2307.08691). Slots past the tile's last key are never read: the copy
+// writes zeros.
 //
 // Launch: see the constant at the end; grid (num_tiles, num_kv_heads). `parts` of a tile must be 1. Rows of no tile are
 // left alone.
@@ -124,31 +124,37 @@ DEVICE void mask(float (&s)[KEY_COLUMNS][4], u32 first_key, const u32 (&position
     }
 }
 
-// Turns the scores of 16 rows into probabilities, not yet divided by their sum, given the maxima so far; scales what
-// was summed under the old maxima.
+// How far, in powers of two, scores may exceed the maximum that they are taken relative to: far less than a float
+// holds.
+constexpr float SLACK = 8.0f;
+
+// Turns the scores of 16 rows into probabilities, not yet divided by their sum and relative to maxima of the scores so
+// far, or less by SLACK at most; when these move, scales what was summed.
 DEVICE void softmax(float (&s)[KEY_COLUMNS][4], float (&o)[PIECES][4], float (&maxima)[2], float (&sums)[2],
                     float scale) {
     float now[2] = {maxima[0], maxima[1]};
 #pragma unroll
     for (int i = 0; i < KEY_COLUMNS * 4; ++i) now[i / 2 % 2] = fmaxf(now[i / 2 % 2], s[i / 4][i % 4]);
-    float shrink[2], offset[2], sum[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        now[r] = max_of_quad(now[r]);
-        offset[r] = now[r] * scale;
-        shrink[r] = exp2_approx(maxima[r] * scale - offset[r]);
-        maxima[r] = now[r];
+    for (int r = 0; r < 2; ++r) now[r] = max_of_quad(now[r]);
+    const float rise = fmaxf((now[0] - maxima[0]) * scale, (now[1] - maxima[1]) * scale);
+    if (!__all_sync(~0u, rise <= SLACK)) {
+        float shrink[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            shrink[r] = exp2_approx((maxima[r] - now[r]) * scale);
+            maxima[r] = now[r];
+            sums[r] *= shrink[r];
+        }
+#pragma unroll
+        for (int i = 0; i < PIECES * 4; ++i) o[i / 4][i % 4] *= shrink[i / 2 % 2];
     }
+    const float offset[2] = {maxima[0] * scale, maxima[1] * scale};
 #pragma unroll
     for (int i = 0; i < KEY_COLUMNS * 4; ++i) {
-        const int r = i / 2 % 2;
-        s[i / 4][i % 4] = exp2_approx(s[i / 4][i % 4] * scale - offset[r]);
-        sum[r] += s[i / 4][i % 4];
+        s[i / 4][i % 4] = exp2_approx(s[i / 4][i % 4] * scale - offset[i / 2 % 2]);
+        sums[i / 2 % 2] += s[i / 4][i % 4];
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) sums[r] = sums[r] * shrink[r] + sum[r];
-#pragma unroll
-    for (int i = 0; i < PIECES * 4; ++i) o[i / 4][i % 4] *= shrink[i / 2 % 2];
 }
 
 extern "C" __global__ void __launch_bounds__(NUM_THREADS)
