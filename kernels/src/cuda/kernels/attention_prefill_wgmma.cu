@@ -29,10 +29,7 @@ constexpr int Q_WARPS = 3;
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
 constexpr int TILE_KEYS = HEAD_DIM > 128 ? 64 : 128;
-#ifndef PREFILL_STAGES
-#define PREFILL_STAGES 2
-#endif
-constexpr int STAGES = PREFILL_STAGES;
+constexpr int STAGES = 2;
 // Queries in shared memory, of this tile and the next; two fit at smaller heads only.
 constexpr int Q_SLOTS = HEAD_DIM > 128 ? 1 : 2;
 constexpr int WORK_SLOTS = 2;
