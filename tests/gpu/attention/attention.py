@@ -111,6 +111,17 @@ def check_cases(quick):
             yield key_of(name, head_dim, group, chunk), kv_heads, spans
 
 
+    if quick:
+        return
+    # More entries than a block has threads; a step as large as a server's.
+    many = [(i, pick.randrange(1, 600), 1) if pick.random() < 0.6 else (1000, 0, 0) for i in range(300)]
+    yield key_of("attention_decode", 128, 4, 32), 8, many
+    yield key_of("attention_decode", 128, 1, 32), 40, [(i, pick.randrange(1, 1500), 1) for i in range(64)]
+    turns = [(i, pick.randrange(0, 3000), pick.randrange(1, 120)) for i in range(40)]
+    for name in prefill_names():
+        yield key_of(name, 128, 4, 32), 8, turns
+
+
 def check(quick, names):
     cases = [case for case in check_cases(quick) if not names or case[0][0] in names]
     compile_all(key for key, _, _ in cases)
@@ -196,21 +207,26 @@ def describe(defines):
 def bench_decode(variants):
     copy = copy_bandwidth()
     print(f"device copy {copy / 1e12:.3f} TB/s (read + write)")
-    shapes = [(64, 1024, 40, 40), (64, 8192, 40, 40), (64, 1024, 32, 8), (64, 8192, 32, 8), (8, 8192, 32, 8), (1, 8192, 32, 8), (1, 64, 32, 8)]
+    shapes = [(64, 1024, 40, 40), (64, 8192, 40, 40), (64, 1024, 32, 8), (64, 8192, 32, 8), (8, 8192, 32, 8),
+              (1, 8192, 32, 8), (1, 1024, 32, 8)]
+    shapes = [(f"{b} x {n}", [n] * b, h, k) for b, n, h, k in shapes]
+    ragged = [200 + (i * 2654435761 % 64) * 100 for i in range(64)]
+    shapes += [("64 x 200-6500", ragged, 40, 40), ("64 x 200-6500", ragged, 32, 8), ("48 of 64 x 200-6500", ragged, 32, 8)]
     compile_all(key_of("attention_decode", 128, h // k, 32, v) for _, _, h, k in shapes for v in variants)
-    print(f"{'batch':>5} {'context':>7} {'heads':>7} {'us':>9} {'TB/s':>6} {'of copy':>7}  variant")
-    for batch, context, heads, kv_heads in shapes:
+    print(f"{'rows x keys':>20} {'heads':>7} {'us':>9} {'TB/s':>6} {'of copy':>7}  variant")
+    for title, lengths, heads, kv_heads in shapes:
+        spans = [(i, n - 1, 1) for i, n in enumerate(lengths)]
+        if "of" in title:
+            spans = [(64, 0, 0) if i % 4 == 1 else span for i, span in enumerate(spans)]
         # Together far more than the cache, so that no launch finds its keys there.
-        one = batch * context * kv_heads * 512
-        sets = max(1, min(8, math.ceil(1.5e9 / one)))
-        steps = [Step(128, heads // kv_heads, kv_heads, 32, [(i, context - 1, 1) for i in range(batch)], seed, padding_rows=0,
-                      poison=False)
+        sets = max(1, min(8, math.ceil(1.5e9 / (sum(lengths) * kv_heads * 512))))
+        steps = [Step(128, heads // kv_heads, kv_heads, 32, spans, seed, padding_rows=0, poison=False)
                  for seed in range(sets)]
         keys = [key_of("attention_decode", 128, heads // kv_heads, 32, variant) for variant in variants]
         contenders = [[launcher(key, step) for step in steps] * max(1, 8 // sets) for key in keys]
         for variant, seconds in zip(variants, median_seconds(contenders)):
             rate = steps[0].kv_bytes_read / seconds
-            print(f"{batch:5} {context:7} {heads:4}/{kv_heads:<2} {seconds * 1e6:9.1f} {rate / 1e12:6.3f} {rate / copy:7.1%}  "
+            print(f"{title:>20} {heads:4}/{kv_heads:<2} {seconds * 1e6:9.1f} {rate / 1e12:6.3f} {rate / copy:7.1%}  "
                   f"{describe(variant)}", flush=True)
         del steps, contenders
 
@@ -227,6 +243,7 @@ def bench_prefill(variants):
         ("1 x 256 over 4K", [(0, 4096, 256)], 32, 8, 128),
         ("1 x 256 over 32K", [(0, 32768, 256)], 32, 8, 128),
         ("32 x 40 over 1-4K", [(i, 96 * (i + 11), 40) for i in range(32)], 32, 8, 128),
+        ("32 x 40 over 1-4K", [(i, 96 * (i + 11), 40) for i in range(32)], 40, 40, 128),
         ("1 x 2048", [(0, 0, 2048)], 32, 8, 128),
         ("4 x 8192", [(i, 0, 8192) for i in range(4)], 16, 16, 64),
         ("4 x 8192", [(i, 0, 8192) for i in range(4)], 16, 16, 96),

@@ -21,9 +21,9 @@ struct Entry {
     u32 num_blocks;
 };
 
-// Prefill's unit of work: some packed rows of an entry and, if `parts` > 1, an equal part of their keys. Packed row m of
-// an entry = (row m / GROUP, query head kv_head * GROUP + m % GROUP): the heads of a group are rows of one tile, since
-// they share K and V.
+// Prefill's unit of work: some packed rows of an entry and, if `parts` > 1, an equal part of their keys. Packed row m
+// of an entry = (row m / GROUP, query head kv_head * GROUP + m % GROUP): the heads of a group are rows of one tile,
+// since they share K and V.
 struct Tile {
     u32 first_row;       // of the entry, and so
     u32 first_position;

@@ -6,7 +6,7 @@
 // last to finish one, in the order of the keys (split K/V: Flash-Decoding; the even cut: Stream-K, arXiv:2301.03598).
 //
 // All query heads of a group share a warp's loads of K and V, as columns of the tensor cores' small dimension: a warp
-// computes (K q^T) for 16 keys and up to 16 heads, and accumulates (V^T p^T). A warp has its own ring of 16-key tiles in
+// computes K q^T for 16 keys and up to 16 heads, and accumulates V^T p^T. A warp has its own ring of 16-key tiles in
 // shared memory, filled by asynchronous copies. The copies run on across the ends of pieces, so memory stays busy while
 // the block's warps meet there to add up.
 //
@@ -18,21 +18,21 @@
 // Launch: see the constant at the end; grid any number of blocks, best those that fit the device at once.
 // partials: launch[2] floats a block, any content; counters: entries x num_kv_heads x SUBGROUPS zeros, left zero.
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define LARGE_SHARED 1
+// Shared memory of a multiprocessor, of which a block may take all but 1 KiB.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ / 100 == 10
+#define SM_SHARED_KIB 228
+#elif __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870
+#define SM_SHARED_KIB 164
 #else
-#define LARGE_SHARED 0
+#define SM_SHARED_KIB 100
 #endif
 
-// Warps that share a piece, taking turns at its tiles; stages of a warp's ring; blocks that fit a multiprocessor.
+// Warps that share a piece, taking turns at its tiles, and stages of a warp's ring.
 #ifndef DECODE_WARPS
-#define DECODE_WARPS (LARGE_SHARED || HEAD_DIM < 256 ? 4 : 2)
+#define DECODE_WARPS (SM_SHARED_KIB == 228 || HEAD_DIM < 256 ? 4 : 2)
 #endif
 #ifndef DECODE_STAGES
-#define DECODE_STAGES (!LARGE_SHARED ? 2 : HEAD_DIM <= 64 ? 5 : HEAD_DIM <= 96 ? 4 : 3)
-#endif
-#ifndef DECODE_BLOCKS_PER_SM
-#define DECODE_BLOCKS_PER_SM (LARGE_SHARED && HEAD_DIM < 256 ? 2 : 1)
+#define DECODE_STAGES (SM_SHARED_KIB < 228 ? 2 : HEAD_DIM <= 64 ? 5 : HEAD_DIM <= 96 ? 4 : 3)
 #endif
 
 constexpr int WARPS = DECODE_WARPS;
@@ -58,6 +58,9 @@ constexpr int MERGE_ROW = HEAD_DIM + 4;
 constexpr int PARTIAL_ROW = HEAD_DIM + 4;
 constexpr int MERGE_OFFSET = WARPS * RING_BYTES;
 constexpr int SHARED_BYTES = MERGE_OFFSET + WARPS * MERGE_HEADS * (MERGE_ROW + 2) * 4;
+// A block takes 1 KiB more, and some variables.
+constexpr int BLOCKS_PER_SM = 2 * (SHARED_BYTES + 1280) <= SM_SHARED_KIB * 1024 ? 2 : 1;
+static_assert(SHARED_BYTES + 256 <= (SM_SHARED_KIB - 1) * 1024, "shared memory");
 
 struct Problem {
     const bf16* q;
@@ -476,7 +479,7 @@ DEVICE void finish_piece(const Problem& problem, const Share& share, const Piece
     merge_blocks(problem, piece, num_heads, first_block, last_block);
 }
 
-extern "C" __global__ void __launch_bounds__(NUM_THREADS, DECODE_BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM)
 attention_decode(const bf16* __restrict__ q, const bf16* __restrict__ kv, const u32* __restrict__ block_table,
                  const Entry* __restrict__ entries, u32 num_entries, u32 num_kv_heads, float scale,
                  bf16* __restrict__ out, float* partials, u32* counters) {
@@ -520,4 +523,4 @@ attention_decode(const bf16* __restrict__ q, const bf16* __restrict__ kv, const 
 
 // Threads a block, dynamic shared bytes, floats of `partials` a block, blocks a multiprocessor.
 extern "C" __constant__ u32 attention_decode_launch[4] = {NUM_THREADS, SHARED_BYTES, 2 * HEADS * PARTIAL_ROW,
-                                                          DECODE_BLOCKS_PER_SM};
+                                                          BLOCKS_PER_SM};

@@ -1,13 +1,13 @@
 // Causal attention of many rows over paged K/V, for compute capability 9.0 (built for sm_90a).
 //
 // A block takes tiles of 128 packed rows (192 at head dim 64; see Tile) of one K/V head from a queue. Of its first
-// warpgroup, a warp brings K and V of 128 keys (64 at head dim 256) at a time to shared memory with the bulk tensor copy, a page a box,
-// and three warps bring the next tile's queries. The other warpgroups, of 64 rows each, multiply with wgmma: queries, K and
-// V from shared memory, probabilities from registers. A warpgroup issues the scores of the next keys before the values
-// of these, so its softmax runs under its own products, and they take turns issuing, so one's softmax also runs
-// under the other's products. The algorithm is FlashAttention's (arXiv:2205.14135), the overlap FlashAttention-3's
-// (arXiv:2407.08608, section 3). Where there are few tiles, several blocks share the keys of one; the last to finish
-// adds up, in the order of the keys.
+// warpgroup, a warp brings K and V of 128 keys (64 at head dim 256) at a time to shared memory with the bulk tensor
+// copy, a page a box, and three warps bring the next tile's queries. The other warpgroups, of 64 rows each, multiply
+// with wgmma: queries, K and V from shared memory, probabilities from registers. A warpgroup issues the scores of the
+// next keys before the values of these, so its softmax runs under its own products, and they take turns issuing, so
+// one's softmax also runs under the other's products. The algorithm is FlashAttention's (arXiv:2205.14135), the overlap
+// FlashAttention-3's (arXiv:2407.08608, section 3). Where there are few tiles, several blocks share the keys of one;
+// the last to finish adds up, in the order of the keys.
 //
 // Slots past a tile's last key are never read: the copy of the last page starts before the page's first token, which
 // fills the front of its box with zeros, and pages past it are copied from outside the tensor, which gives only zeros.
@@ -55,9 +55,8 @@ constexpr int FULL_WORK = EMPTY_Q + Q_SLOTS * 8;
 constexpr int EMPTY_WORK = FULL_WORK + WORK_SLOTS * 8;
 constexpr int WORK_AT = EMPTY_WORK + WORK_SLOTS * 8;
 constexpr int WORK_BYTES = 64;
-constexpr int IS_LAST = WORK_AT + WORK_SLOTS * WORK_BYTES;
 // 1,024 more than is used, to align the base to the swizzle's period.
-constexpr int SHARED_BYTES = IS_LAST + 16 + 1024;
+constexpr int SHARED_BYTES = WORK_AT + WORK_SLOTS * WORK_BYTES + 1024;
 
 // Named barriers: one a warpgroup, one for its turn to issue, one for all that multiply.
 constexpr int GROUP_BARRIER = 1;
@@ -121,14 +120,30 @@ DEVICE void barrier_wait(u32 barrier, u32 parity) {
 
 DEVICE void copy_box(u32 to, const TensorMap* map, int dim, int head, int token, int part, u32 barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
-        "[%6];" ::"r"(to),
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
         "l"(map), "r"(dim), "r"(head), "r"(token), "r"(part), "r"(barrier)
         : "memory");
 }
 
 DEVICE void named_barrier_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Whether any of the threads says so.
+DEVICE bool named_barrier_any(u32 id, u32 threads, bool mine) {
+    u32 any;
+    asm volatile(
+        "{\n"
+        ".reg .pred one, all;\n"
+        "setp.ne.u32 one, %3, 0;\n"
+        "bar.red.or.pred all, %1, %2, one;\n"
+        "selp.u32 %0, 1, 0, all;\n"
+        "}\n"
+        : "=r"(any)
+        : "r"(id), "r"(threads), "r"(u32(mine))
+        : "memory");
+    return any != 0;
 }
 
 DEVICE void named_barrier_arrive(u32 id, u32 threads) {
@@ -152,8 +167,8 @@ DEVICE void pin(float (&x)[N]) {
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
 
-// Matrix descriptor of shared memory in the 128-byte swizzle: eight rows of 128 bytes are 1,024 bytes, then come the next
-// eight rows. `column_bytes`: from a column of 64 to the next, where the columns are the operand's rows (V); else unused.
+// Matrix descriptor of shared memory in the 128-byte swizzle: eight rows of 128 bytes are 1,024 bytes, then come the
+// next eight rows. `column_bytes`: from a column of 64 to the next, where columns are the operand's rows (V).
 DEVICE u64 matrix_descriptor(u32 address, u32 column_bytes) {
     return (u64)(address >> 4 & 0x3fff) | (u64)(column_bytes >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
@@ -235,8 +250,8 @@ DEVICE void wgmma_values(float (&d)[128], u32 a0, u32 a1, u32 a2, u32 a3, u64 b)
 
 // --- The producing warpgroup -----------------------------------------------------------------------------------------
 
-// The queue: blocks at work at once share K/V heads, so that these stay in the cache; but the last quarter of the tiles,
-// which are the shortest, come after all others, so that no long tile starts late.
+// The queue: blocks at work at once share K/V heads, so that these stay in the cache; but the last quarter of the
+// tiles, which are the shortest, comes after all others, so that no long tile starts late.
 DEVICE Work work_of(const Problem& problem, u32 item) {
     Work work = {};
     if (item >= problem.num_tiles * problem.num_kv_heads) return work;
@@ -392,29 +407,42 @@ DEVICE void mask(float (&s)[NUM_SCORES], int first_key, const int (&positions)[2
     }
 }
 
-// Turns scores into probabilities (not yet divided by their sum), given the maxima so far; gives the factors by which
-// what was summed under the old maxima shrinks.
-DEVICE void softmax(float (&s)[NUM_SCORES], float (&maxima)[2], float (&sums)[2], float (&shrink)[2], float scale) {
+// How far, in powers of two, scores may exceed the maximum that they are taken relative to: far less than a float
+// holds. Scaling what was summed takes issue slots from the softmax (2 to 10% of the time at heads of 96 to 256, H200);
+// at heads of 64 there is little of it, and registers are short.
+#ifndef PREFILL_SLACK
+#define PREFILL_SLACK (HEAD_DIM > 64 ? 8 : -1)
+#endif
+
+// Turns scores into probabilities, not yet divided by their sum and relative to maxima of the scores so far, or less by
+// PREFILL_SLACK at most: what was summed before has to shrink only when these move. Returns whether they do, for the
+// whole warp, and the factors.
+DEVICE bool softmax(float (&s)[NUM_SCORES], float (&maxima)[2], float (&sums)[2], float (&shrink)[2], float scale) {
     float now[2] = {maxima[0], maxima[1]};
 #pragma unroll
     for (int i = 0; i < NUM_SCORES; ++i) now[i / 2 % 2] = fmaxf(now[i / 2 % 2], s[i]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) now[r] = max_of_quad(now[r]);
+    const float rise = fmaxf((now[0] - maxima[0]) * scale, (now[1] - maxima[1]) * scale);
+    const bool moves = PREFILL_SLACK < 0 || !__all_sync(~0u, rise <= float(PREFILL_SLACK));
+    if (moves) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            // A part of the keys may hold none that the row attends.
+            shrink[r] = now[r] == MINUS_INFINITY ? 1.0f : exp2_approx((maxima[r] - now[r]) * scale);
+            maxima[r] = now[r];
+            sums[r] *= shrink[r];
+        }
+    }
     float offset[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        now[r] = max_of_quad(now[r]);
-        // A part of the keys may hold none that the row attends.
-        offset[r] = now[r] == MINUS_INFINITY ? 0.0f : now[r] * scale;
-        shrink[r] = exp2_approx(maxima[r] * scale - offset[r]);
-        maxima[r] = now[r];
-    }
-    float sum[2] = {0.0f, 0.0f};
+    for (int r = 0; r < 2; ++r) offset[r] = maxima[r] == MINUS_INFINITY ? 0.0f : maxima[r] * scale;
 #pragma unroll
     for (int i = 0; i < NUM_SCORES; ++i) {
         s[i] = exp2_approx(s[i] * scale - offset[i / 2 % 2]);
-        sum[i / 2 % 2] += s[i];
+        sums[i / 2 % 2] += s[i];
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) sums[r] = sums[r] * shrink[r] + sum[r];
+    return moves;
 }
 
 // The accumulator's layout of s is the operand's layout of p.
@@ -481,19 +509,18 @@ DEVICE void store_partial(const Problem& problem, const Work& work, const float 
 }
 
 // Adds up the parts of a tile, if this block is the last of them to come here.
-DEVICE void merge_parts(const Problem& problem, const Work& work, char* shared) {
+DEVICE void merge_parts(const Problem& problem, const Work& work) {
     const u32 thread = threadIdx.x - 128;
-    volatile u32* is_last = reinterpret_cast<volatile u32*>(shared + IS_LAST);
     __threadfence();
     named_barrier_sync(ALL_BARRIER, 128 * CONSUMERS);
+    bool is_last = false;
     if (thread == 0) {
         u32* counter = problem.counters + 2 + work.tile.slot * problem.num_kv_heads + work.kv_head;
-        *is_last = atomicAdd(counter, 1) == work.tile.parts - 1;
+        is_last = atomicAdd(counter, 1) == work.tile.parts - 1;
         // The next launch finds it as this one did.
-        if (*is_last) *counter = 0;
+        if (is_last) *counter = 0;
     }
-    named_barrier_sync(ALL_BARRIER, 128 * CONSUMERS);
-    if (!*is_last) return;
+    if (!named_barrier_any(ALL_BARRIER, 128 * CONSUMERS, is_last)) return;
     __threadfence();
     for (u32 i = thread; i < work.tile.num_rows * (HEAD_DIM / 4); i += 128 * CONSUMERS) {
         const u32 row = i / (HEAD_DIM / 4);
@@ -522,8 +549,7 @@ DEVICE void merge_parts(const Problem& problem, const Work& work, char* shared) 
 }
 
 // A warpgroup's 64 rows of a tile; `count` steps were consumed before.
-DEVICE void attend(const Problem& problem, const Work& work, char* shared, u32 base, u32 queries, u32 group,
-                   u32& count) {
+DEVICE void attend(const Problem& problem, const Work& work, u32 base, u32 queries, u32 group, u32& count) {
     const u32 lane = threadIdx.x % 32;
     const u32 warp_row = group * 64 + threadIdx.x / 32 % 4 * 16;
     const u32 q = queries + group * 64 * 128;
@@ -581,14 +607,16 @@ DEVICE void attend(const Problem& problem, const Work& work, char* shared, u32 b
         pin(s);
         if (lane == 0) barrier_arrive(base + EMPTY_K + stage * 8);
         if (step >= first_masked) mask(s, step * TILE_KEYS + lane_key, positions, last_page_key, shift);
-        softmax(s, maxima, sums, shrink, problem.scale);
+        const bool moves = softmax(s, maxima, sums, shrink, problem.scale);
         wgmma_wait<0>();
         pin(o);
         pin(s);
         if (lane == 0) barrier_arrive(base + EMPTY_V + before * 8);
         pack_probabilities(p, s);
+        if (moves) {
 #pragma unroll
-        for (int i = 0; i < NUM_OUT; ++i) o[i] *= shrink[i / 2 % 2];
+            for (int i = 0; i < NUM_OUT; ++i) o[i] *= shrink[i / 2 % 2];
+        }
     }
     ++count;
     barrier_wait(base + FULL_V + stage * 8, parity);
@@ -601,7 +629,7 @@ DEVICE void attend(const Problem& problem, const Work& work, char* shared, u32 b
     for (int r = 0; r < 2; ++r) sums[r] = sum_of_quad(sums[r]);
     if (work.tile.parts > 1) {
         store_partial(problem, work, o, maxima, sums, warp_row);
-        merge_parts(problem, work, shared);
+        merge_parts(problem, work);
     } else {
         const float factor[2] = {1.0f / sums[0], 1.0f / sums[1]};
         // The whole group is done with its queries.
@@ -611,7 +639,7 @@ DEVICE void attend(const Problem& problem, const Work& work, char* shared, u32 b
 }
 
 // A warpgroup without rows lets the tile pass.
-DEVICE void pass(const Problem& problem, const Work& work, char* shared, u32 base, u32& count) {
+DEVICE void pass(const Problem& problem, const Work& work, u32 base, u32& count) {
     const u32 lane = threadIdx.x % 32;
     const u32 end = count + work.end_step - work.first_step;
     for (; count < end; ++count) {
@@ -622,10 +650,10 @@ DEVICE void pass(const Problem& problem, const Work& work, char* shared, u32 bas
         barrier_wait(base + FULL_V + stage * 8, parity);
         if (lane == 0) barrier_arrive(base + EMPTY_V + stage * 8);
     }
-    if (work.tile.parts > 1) merge_parts(problem, work, shared);
+    if (work.tile.parts > 1) merge_parts(problem, work);
 }
 
-DEVICE void consume(const Problem& problem, char* shared, u32 base, u32 group) {
+DEVICE void consume(const Problem& problem, const char* shared, u32 base, u32 group) {
     const u32 lane = threadIdx.x % 32;
     // The first turn of the first group comes from the last.
     if (group == CONSUMERS - 1) named_barrier_arrive(TURN_BARRIER, 256);
@@ -639,9 +667,9 @@ DEVICE void consume(const Problem& problem, char* shared, u32 base, u32 group) {
         if (work.tile.num_rows == 0) break;
         barrier_wait(base + FULL_Q + q_slot * 8, turn / Q_SLOTS & 1);
         if (group * 64 < work.tile.num_rows) {
-            attend(problem, work, shared, base, base + q_slot * Q_BYTES, group, count);
+            attend(problem, work, base, base + q_slot * Q_BYTES, group, count);
         } else {
-            pass(problem, work, shared, base, count);
+            pass(problem, work, base, count);
         }
         __syncwarp();
         if (lane == 0) {
