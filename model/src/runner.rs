@@ -5,8 +5,11 @@ use std::sync::Arc;
 use keepsake_kernels::{Device, Entry, KvPool};
 
 #[cfg(feature = "cuda")]
-use crate::arch::CudaEngine;
+use keepsake_kernels::cuda::{ops::SamplingRow, Event};
+
 use crate::arch::{CpuEngine, Network, Step};
+#[cfg(feature = "cuda")]
+use crate::arch::{CudaEngine, Submission};
 use crate::batch::{Batch, Limits};
 use crate::error::ModelError;
 use crate::model::Model;
@@ -83,21 +86,35 @@ impl Runner {
         Ok(Logits { values, vocab_size })
     }
 
-    /// As [`Runner::forward`], but the device draws the next token of each sampled row, `rows[i]` saying how for
-    /// `sample_rows[i]`, and logits never leave it. `u32::MAX` where no logit is finite. `None`: this device leaves sampling
-    /// to the host.
+    /// Enqueues a step on a GPU and returns: the device draws the next token of each sampled row, `sampling[i]` saying how for
+    /// `sample_rows[i]`, and logits never leave it. Tokens come from [`Runner::collect`], in order; at most two steps are in
+    /// flight. `fed` names rows whose token the step submitted before draws: (row, index of its sample); what the batch
+    /// says there is not read. Attention of layer l waits for `layer_ready[l]`, if there are any.
     #[cfg(feature = "cuda")]
-    pub fn forward_and_sample(
+    pub fn submit(
         &mut self,
         batch: &Batch,
-        rows: &[keepsake_kernels::cuda::ops::SamplingRow],
-    ) -> Result<Option<Vec<u32>>, ModelError> {
+        sampling: &[SamplingRow],
+        fed: &[(u32, u32)],
+        layer_ready: &[Event],
+    ) -> Result<(), ModelError> {
         self.validate(batch)?;
         let sample_entries = sample_entries(batch);
         let step = Step { batch, sample_entries: &sample_entries, pool: &self.pool };
         match (&mut self.engine, &self.model.network) {
-            (Engine::Cuda(engine), Network::Cuda(decoder)) => engine.sample(decoder, step, rows).map(Some),
-            _ => Ok(None),
+            (Engine::Cuda(engine), Network::Cuda(decoder)) => {
+                engine.submit(decoder, step, Submission { sampling, fed, layer_ready })
+            }
+            _ => Err(ModelError::Batch("the CPU runs one step at a time; use `forward`".to_owned())),
+        }
+    }
+
+    /// Waits for the oldest submitted step: its sampled rows' tokens, `u32::MAX` where no logit was finite.
+    #[cfg(feature = "cuda")]
+    pub fn collect(&mut self) -> Result<Vec<u32>, ModelError> {
+        match &mut self.engine {
+            Engine::Cuda(engine) => engine.collect(),
+            Engine::Cpu(_) => Err(ModelError::Batch("no step is in flight".to_owned())),
         }
     }
 

@@ -168,6 +168,17 @@ impl<'a, T> View<'a, T> {
         context.synchronize()
     }
 
+    /// The same bytes as other elements.
+    pub(crate) fn cast<U: Element>(self) -> Result<View<'a, U>>
+    where
+        T: Element,
+    {
+        let fits = self.bytes().is_multiple_of(size_of::<U>());
+        let is_aligned = self.address.is_multiple_of(align_of::<U>() as sys::CUdeviceptr);
+        ensure!("View::cast", fits && is_aligned, "{} bytes at {:#x}", self.bytes(), self.address);
+        Ok(View { address: self.address, len: self.bytes() / size_of::<U>(), buffer: PhantomData })
+    }
+
     pub(crate) fn address(&self) -> sys::CUdeviceptr {
         self.address
     }

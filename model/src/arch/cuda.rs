@@ -1,13 +1,13 @@
 //! The pass on an NVIDIA GPU: operations on one stream, and graphs of them for steps that only decode.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use half::bf16;
 use keepsake_kernels::cuda::ops::{self, Activation, Addends, Attention, AttentionInputs, AttentionPlan};
 use keepsake_kernels::cuda::ops::{CudaRopeTable, HeadNorms, PositionEmbedding, RopeInputs, SamplingRow};
 use keepsake_kernels::cuda::{
-    Blas, Context, CudaKvPool, DeviceBuffer, Graph, Output, PinnedBuffer, StoredRows, Stream, View, Weight,
+    Blas, Context, CudaKvPool, DeviceBuffer, Event, Graph, Output, PinnedBuffer, StoredRows, Stream, View, Weight,
 };
 use keepsake_kernels::ops::Accumulate;
 use keepsake_kernels::{KernelError, KvPool, RopeTable};
@@ -26,6 +26,10 @@ const ALIGN_WORDS: usize = 8;
 /// A slot that no pool has: a padding row writes no K/V.
 const NO_SLOT: u32 = u32::MAX;
 const ENTRY_WORDS: usize = 5;
+/// A row whose token the host knows.
+const KNOWN_TOKEN: u32 = u32::MAX;
+/// Steps that are enqueued before the first of them has to be collected.
+const MAX_IN_FLIGHT: usize = 2;
 
 /// bf16 matrices; groups lie one after the other; f32 vectors.
 pub(crate) struct CudaWeights;
@@ -91,6 +95,13 @@ pub(crate) struct CudaEngine {
     rope: Option<CudaRopeTable>,
     scratch: Scratch,
     inputs: Inputs,
+    /// Two, used in turn.
+    results: [StepResult; MAX_IN_FLIGHT],
+    /// Indices into `results`, the oldest first, and their numbers of tokens.
+    in_flight: VecDeque<(usize, usize)>,
+    next_result: usize,
+    /// Tokens that the last submitted step drew.
+    num_drawn: usize,
     /// By bucket; dropped when what they point to moves.
     graphs: HashMap<usize, Graph>,
     vocab_size: usize,
@@ -120,13 +131,30 @@ struct Scratch {
     /// `vocab_size` for each sampled row, on either side; grow to the largest number of them seen.
     logits: DeviceBuffer<f32>,
     host_logits: PinnedBuffer<f32>,
-    sampling: DeviceBuffer<SamplingRow>,
-    tokens: DeviceBuffer<u32>,
+    /// What the last submitted step drew; the next one may read it.
+    drawn: DeviceBuffer<u32>,
 }
 
-/// The numbers of a step: one pinned array, one on the device, one copy.
+/// Where a step's tokens arrive.
+struct StepResult {
+    tokens: PinnedBuffer<u32>,
+    arrived: Event,
+}
+
+/// How a step is sampled, and what it waits for.
+#[derive(Clone, Copy)]
+pub(crate) struct Submission<'a> {
+    /// One for each of the batch's sample rows.
+    pub sampling: &'a [SamplingRow],
+    /// Rows whose token is one that the step submitted before draws: (row, index of its sample).
+    pub fed: &'a [(u32, u32)],
+    /// Attention of layer l waits for `layer_ready[l]`; empty: nothing is being loaded.
+    pub layer_ready: &'a [Event],
+}
+
+/// The numbers of a step: one pinned array (two, used in turn), one on the device, one copy.
 struct Inputs {
-    host: PinnedBuffer<u32>,
+    host: [PinnedBuffer<u32>; MAX_IN_FLIGHT],
     device: DeviceBuffer<u32>,
     parts: Parts,
 }
@@ -138,6 +166,9 @@ struct Parts {
     positions: std::ops::Range<usize>,
     slots: std::ops::Range<usize>,
     sample_rows: std::ops::Range<usize>,
+    /// Where a row's token comes from, see `KNOWN_TOKEN`.
+    fed: std::ops::Range<usize>,
+    sampling: std::ops::Range<usize>,
     /// Entries of one row and tiles of the others, for all rows, then for the sampled ones.
     decode: [std::ops::Range<usize>; 2],
     tiles: [std::ops::Range<usize>; 2],
@@ -166,8 +197,7 @@ impl CudaEngine {
             narrow: DeviceBuffer::new(context, "activations", rows_of(hparams.ffn))?,
             logits: DeviceBuffer::new(context, "logits", hparams.vocab_size)?,
             host_logits: PinnedBuffer::new(context, "logits", hparams.vocab_size)?,
-            sampling: DeviceBuffer::new(context, "sampling parameters", max_rows)?,
-            tokens: DeviceBuffer::new(context, "sampled tokens", max_rows)?,
+            drawn: DeviceBuffer::zeros(context, "drawn tokens", max_rows)?,
         };
         let rope = match hparams.arch.design().positions {
             Positions::Rotary => Some(CudaRopeTable::new(context, &RopeTable::new(&hparams.rope_spec())?)?),
@@ -180,10 +210,19 @@ impl CudaEngine {
             rope,
             scratch,
             inputs: Inputs {
-                host: PinnedBuffer::new(context, "a step's inputs", ALIGN_WORDS)?,
+                host: two(|| PinnedBuffer::new(context, "a step's inputs", ALIGN_WORDS))?,
                 device: DeviceBuffer::new(context, "a step's inputs", ALIGN_WORDS)?,
                 parts: Parts::default(),
             },
+            results: two(|| {
+                Ok(StepResult {
+                    tokens: PinnedBuffer::new(context, "drawn tokens", max_rows)?,
+                    arrived: Event::new(context)?,
+                })
+            })?,
+            in_flight: VecDeque::new(),
+            next_result: 0,
+            num_drawn: 0,
             graphs: HashMap::new(),
             vocab_size: hparams.vocab_size,
             hidden: hparams.hidden,
@@ -195,54 +234,88 @@ impl CudaEngine {
         })
     }
 
-    /// Logits of the sampled rows, `vocab_size` each, on the host.
+    /// Logits of the sampled rows, `vocab_size` each, on the host. No other step is in flight.
     pub fn forward(&mut self, decoder: &Decoder<CudaWeights>, step: Step) -> Result<&[f32], ModelError> {
+        if !self.in_flight.is_empty() {
+            return Err(ModelError::Batch("a submitted step has not been collected".to_owned()));
+        }
         let wanted = step.batch.sample_rows.len() * self.vocab_size;
         if self.scratch.host_logits.len() < wanted {
             self.scratch.host_logits = PinnedBuffer::new(self.stream.context(), "logits", wanted)?;
         }
-        self.enqueue(decoder, step)?;
+        self.enqueue(decoder, step, Submission { sampling: &[], fed: &[], layer_ready: &[] })?;
         self.stream.download(self.scratch.logits.slice(0..wanted)?, &self.scratch.host_logits, 0)?;
         self.stream.synchronize()?;
         Ok(&self.scratch.host_logits.as_slice()[..wanted])
     }
 
-    /// The sampled rows' next tokens; logits stay on the device.
-    pub fn sample(
+    /// Enqueues a step and returns; its tokens come from [`CudaEngine::collect`]. At most two steps are in flight.
+    pub fn submit(
         &mut self,
         decoder: &Decoder<CudaWeights>,
         step: Step,
-        rows: &[SamplingRow],
-    ) -> Result<Vec<u32>, ModelError> {
+        submission: Submission,
+    ) -> Result<(), ModelError> {
         let count = step.batch.sample_rows.len();
-        if rows.len() != count {
-            return Err(ModelError::Batch(format!("{} rows to sample, {count} sample rows", rows.len())));
+        let Submission { sampling, fed, .. } = submission;
+        if sampling.len() != count {
+            return Err(ModelError::Batch(format!("{} rows to sample, {count} sample rows", sampling.len())));
         }
-        self.enqueue(decoder, step)?;
-        let (logits, sampling) = (&self.scratch.logits, self.scratch.sampling.slice(0..count)?);
-        let tokens = self.scratch.tokens.slice(0..count)?;
-        self.stream.write(sampling, rows)?;
-        ops::sample(&self.stream, logits.view(), self.vocab_size, sampling, tokens)?;
-        Ok(self.stream.read(tokens)?)
+        if self.in_flight.len() == MAX_IN_FLIGHT {
+            return Err(ModelError::Batch(format!("{MAX_IN_FLIGHT} steps are in flight")));
+        }
+        let rows = step.batch.num_rows();
+        if let Some((row, sample)) =
+            fed.iter().find(|(row, sample)| *row as usize >= rows || *sample as usize >= self.num_drawn)
+        {
+            return Err(ModelError::Batch(format!("row {row} of {rows} takes token {sample} of {}", self.num_drawn)));
+        }
+        self.enqueue(decoder, step, submission)?;
+        let drawn = self.scratch.drawn.slice(0..count)?;
+        let params = self.inputs.device.slice(self.inputs.parts.sampling.clone())?;
+        ops::sample(&self.stream, self.scratch.logits.view(), self.vocab_size, SamplingRow::view_of(params)?, drawn)?;
+        let result = &self.results[self.next_result];
+        self.stream.download(drawn, &result.tokens, 0)?;
+        self.stream.record(&result.arrived)?;
+        self.in_flight.push_back((self.next_result, count));
+        self.next_result = (self.next_result + 1) % MAX_IN_FLIGHT;
+        self.num_drawn = count;
+        Ok(())
     }
 
-    /// Enqueues the step. The host's inputs are free again once the stream has been waited for.
-    fn enqueue(&mut self, decoder: &Decoder<CudaWeights>, step: Step) -> Result<(), ModelError> {
+    /// Waits for the oldest submitted step: its sampled rows' tokens.
+    pub fn collect(&mut self) -> Result<Vec<u32>, ModelError> {
+        let Some((index, count)) = self.in_flight.pop_front() else {
+            return Err(ModelError::Batch("no step is in flight".to_owned()));
+        };
+        let result = &self.results[index];
+        result.arrived.synchronize()?;
+        Ok(result.tokens.as_slice()[..count].to_vec())
+    }
+
+    /// Enqueues the pass. The host's inputs are free again once the stream has been waited for.
+    fn enqueue(
+        &mut self,
+        decoder: &Decoder<CudaWeights>,
+        step: Step,
+        submission: Submission,
+    ) -> Result<(), ModelError> {
         let batch = step.batch;
         let only_decodes = batch.entries.iter().all(|entry| entry.num_rows == 1);
         let all_sampled = batch.sample_rows.len() == batch.num_rows();
+        let layer_ready = submission.layer_ready;
         let bucket = BUCKETS.into_iter().find(|&bucket| bucket >= batch.num_rows() && bucket <= self.max_rows);
-        let bucket = bucket.filter(|_| only_decodes && all_sampled);
-        self.take_inputs(step, bucket.unwrap_or(batch.num_rows()))?;
+        let bucket = bucket.filter(|_| only_decodes && all_sampled && layer_ready.is_empty());
+        self.take_inputs(step, submission, bucket.unwrap_or(batch.num_rows()))?;
         let num_sampled = self.inputs.parts.sample_rows.len();
         if self.scratch.logits.len() < num_sampled * self.vocab_size {
             self.graphs.clear();
             self.scratch.logits = DeviceBuffer::new(self.stream.context(), "logits", num_sampled * self.vocab_size)?;
         }
         let Inputs { host, device, parts } = &self.inputs;
-        self.stream.upload(host, 0, device.slice(0..parts.block_table.end)?)?;
+        self.stream.upload(&host[self.next_result], 0, device.slice(0..parts.block_table.end)?)?;
         let pool = step.pool.cuda().expect("the engine was made for a pool on the GPU");
-        let pass = || decoder.forward(&CudaPass { engine: self, pool }, num_sampled);
+        let pass = || decoder.forward(&CudaPass { engine: self, pool, layer_ready }, num_sampled);
         let Some(bucket) = bucket else {
             return Ok(pass()?);
         };
@@ -257,7 +330,7 @@ impl CudaEngine {
     }
 
     /// Lays a step's numbers out, padded to `rows` rows.
-    fn take_inputs(&mut self, step: Step, rows: usize) -> Result<(), ModelError> {
+    fn take_inputs(&mut self, step: Step, submission: Submission, rows: usize) -> Result<(), ModelError> {
         let batch = step.batch;
         let padding = rows - batch.num_rows();
         let padded = |values: &[u32], with: u32| {
@@ -269,6 +342,11 @@ impl CudaEngine {
         let sampled = self.attention.plan(step.sample_entries);
         let mut sample_rows = batch.sample_rows.clone();
         sample_rows.extend(batch.num_rows() as u32..rows as u32);
+        let mut fed = vec![KNOWN_TOKEN; rows];
+        for &(row, sample) in submission.fed {
+            fed[row as usize] = sample;
+        }
+        let sampling: Vec<u32> = submission.sampling.iter().flat_map(SamplingRow::words).collect();
         let no_entries = |mut entries: Vec<u32>| {
             entries.resize(entries.len() + padding * ENTRY_WORDS, 0);
             entries
@@ -285,6 +363,12 @@ impl CudaEngine {
             positions: put(&padded(&batch.positions, 0)),
             slots: put(&padded(&batch.slots, NO_SLOT)),
             sample_rows: put(&sample_rows),
+            fed: put(&fed),
+            // As long as the bucket, so that what follows lies where the graph reads it.
+            sampling: {
+                let whole = put(&[&sampling[..], &vec![0; rows * SamplingRow::WORDS - sampling.len()]].concat());
+                whole.start..whole.start + sampling.len()
+            },
             decode: [put(&no_entries(decode)), put(&no_entries(sampled.decode))],
             tiles: [put(&tiles), put(&sampled.tiles)],
             block_table: put(&batch.block_table.iter().map(|block| block.0).collect::<Vec<u32>>()),
@@ -293,10 +377,10 @@ impl CudaEngine {
             let len = words.len().next_power_of_two();
             let context = self.stream.context().clone();
             self.graphs.clear();
-            self.inputs.host = PinnedBuffer::new(&context, "a step's inputs", len)?;
+            self.inputs.host = two(|| PinnedBuffer::new(&context, "a step's inputs", len))?;
             self.inputs.device = DeviceBuffer::new(&context, "a step's inputs", len)?;
         }
-        self.inputs.host.as_mut_slice()[..words.len()].copy_from_slice(&words);
+        self.inputs.host[self.next_result].as_mut_slice()[..words.len()].copy_from_slice(&words);
         self.inputs.parts = parts;
         Ok(())
     }
@@ -309,9 +393,14 @@ fn optional(vector: Option<&DeviceBuffer<f32>>) -> View<'_, f32> {
     }
 }
 
+fn two<T>(make: impl Fn() -> Result<T, KernelError>) -> Result<[T; MAX_IN_FLIGHT], KernelError> {
+    Ok([make()?, make()?])
+}
+
 struct CudaPass<'a> {
     engine: &'a CudaEngine,
     pool: &'a CudaKvPool,
+    layer_ready: &'a [Event],
 }
 
 impl CudaPass<'_> {
@@ -363,6 +452,8 @@ impl Pass for CudaPass<'_> {
         let positions = self.part(&parts.positions)?;
         let learned = learned.map(|(table, offset)| PositionEmbedding { table, positions, offset });
         let (tokens, rows) = (self.part(&parts.tokens)?, self.count(Rows::All));
+        let (drawn, fed) = (self.engine.scratch.drawn.view(), self.part(&parts.fed)?);
+        ops::take_tokens(&self.engine.stream, drawn, fed, rows, tokens)?;
         ops::embedding(&self.engine.stream, table, tokens, learned, rows, self.x(Rows::All))
     }
 
@@ -398,6 +489,9 @@ impl Pass for CudaPass<'_> {
 
     fn attend(&self, layer: usize, rows: Rows) -> Result<(), KernelError> {
         let (engine, parts) = (self.engine, &self.engine.inputs.parts);
+        if let Some(ready) = self.layer_ready.get(layer) {
+            engine.stream.wait(ready)?;
+        }
         let which = usize::from(rows == Rows::Sampled);
         let inputs = AttentionInputs {
             block_table: self.part(&parts.block_table)?,

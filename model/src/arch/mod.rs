@@ -21,7 +21,7 @@ use keepsake_kernels::{Device, Entry, KvPool};
 
 pub(crate) use self::cpu::CpuEngine;
 #[cfg(feature = "cuda")]
-pub(crate) use self::cuda::CudaEngine;
+pub(crate) use self::cuda::{CudaEngine, Submission};
 use self::decoder::Decoder;
 use crate::batch::Batch;
 use crate::config::HParams;

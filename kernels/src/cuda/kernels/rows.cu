@@ -51,3 +51,14 @@ extern "C" __global__ void __launch_bounds__(256) gather_rows(
         out[i] = x[i];
     }
 }
+
+// tokens[row] = previous[from[row]] where from[row] is not ~0: rows whose token an earlier step on this stream drew. An index
+// past the end gives ~0, which no embedding has.
+extern "C" __global__ void __launch_bounds__(256) take_tokens(
+    const u32* __restrict__ previous, u32 num_previous, const u32* __restrict__ from, u32 rows,
+    u32* __restrict__ tokens) {
+    const u32 row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row < rows && from[row] != ~0u) {
+        tokens[row] = from[row] < num_previous ? previous[from[row]] : ~0u;
+    }
+}

@@ -12,7 +12,7 @@ pub use attention::{Attention, AttentionInputs, AttentionPlan};
 pub use elementwise::{add_bias, bias_activate, fill_uniform, silu_mul, Activation};
 pub use norm::{layer_norm, rms_norm, Addends};
 pub use rope::{rope_and_write, CudaRopeTable, HeadNorms, RopeInputs};
-pub use rows::{embedding, gather_rows, PositionEmbedding};
+pub use rows::{embedding, gather_rows, take_tokens, PositionEmbedding};
 pub use sampling::{sample, SamplingRow, NO_TOKEN};
 
 use super::memory::View;

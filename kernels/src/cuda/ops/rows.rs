@@ -75,3 +75,23 @@ pub fn gather_rows<T: Element>(
     // SAFETY: as above.
     unsafe { stream.launch(function, Launch::new(count, ROW_THREADS), &[&x, &num_rows, &indices, &row_vectors, &out]) }
 }
+
+/// `tokens[row] = previous[from[row]]` for the rows whose `from` is not `u32::MAX`: tokens that an earlier step on this stream
+/// drew and the host does not know yet.
+pub fn take_tokens(
+    stream: &Stream,
+    previous: View<u32>,
+    from: View<u32>,
+    rows: usize,
+    tokens: View<u32>,
+) -> Result<()> {
+    let op = "cuda::take_tokens";
+    ensure!(op, rows <= i32::MAX as usize, "{rows} rows");
+    check_len(op, "from", from, rows)?;
+    check_len(op, "tokens", tokens, rows)?;
+    let function = stream.context().function("take_tokens")?;
+    let launch = Launch::new(rows.div_ceil(ROW_THREADS as usize), ROW_THREADS);
+    let (num_previous, rows) = (previous.len() as u32, rows as u32);
+    // SAFETY: as above.
+    unsafe { stream.launch(function, launch, &[&previous, &num_previous, &from, &rows, &tokens]) }
+}

@@ -30,6 +30,24 @@ pub struct SamplingRow {
 
 impl sealed::Sealed for SamplingRow {}
 
+impl SamplingRow {
+    /// Words of a row, for parameters that travel with other numbers.
+    pub const WORDS: usize = size_of::<SamplingRow>() / size_of::<u32>();
+
+    /// As the device reads it.
+    pub fn words(&self) -> [u32; SamplingRow::WORDS] {
+        let halves = |value: u64| [value as u32, (value >> 32) as u32];
+        let ([seed, seed_high], [position, position_high]) = (halves(self.seed), halves(self.position));
+        let [temperature, top_p, min_p] = [self.temperature, self.top_p, self.min_p].map(f32::to_bits);
+        [temperature, top_p, min_p, self.top_k, seed, seed_high, position, position_high]
+    }
+
+    /// Words on the device as rows.
+    pub fn view_of(words: View<'_, u32>) -> Result<View<'_, SamplingRow>> {
+        words.cast()
+    }
+}
+
 /// Draws `rows[i]`'s token from row i of `logits` (`rows.len() x vocab`), in the order temperature, min-p, top-k, top-p; the
 /// same draw as the host's sampler up to the rounding of weights.
 pub fn sample(
