@@ -204,7 +204,7 @@ fn parity() -> Outcome {
 /// The same greedy decode twice: step by step, and with each step enqueued before the tokens of the one before are known.
 fn two_in_flight(driver: &mut Driver, shape: &str) -> Outcome {
     let vocab_size = driver.vocab_size;
-    let (rows, steps, start) = (3, 8, 140);
+    let (rows, steps, start) = (3, 8, 120);
     let greedy = vec![SamplingRow { top_p: 1.0, ..SamplingRow::default() }; rows];
     let prompt: Vec<_> = (0..rows).map(|s| (s, 0, tokens(s + 9, start, vocab_size))).collect();
     let mut runs = Vec::new();

@@ -171,16 +171,20 @@ impl Times {
             (0..sets).map(|_| Weight::new(random_bf16(h, n * k, 0.02)?, n, k)).collect::<Result<_, _>>()?;
         let x = random_bf16(h, rows * k, 1.0)?;
         let (out, sum) = (h.poisoned::<bf16>(rows * n)?, DeviceBuffer::<f32>::zeros(&h.context, "sum", rows * n)?);
-        let seconds = h.seconds(sets, |i| {
-            let out = match adds {
-                false => Output::Bf16(out.view()),
-                true => Output::F32(sum.view(), Accumulate::Add),
-            };
-            h.blas.matmul(&h.stream, x.view(), rows, &weights[i], out)
-        })?;
-        let what = format!("matmul {rows} x {k} by {n}{}", if adds { ", added in f32" } else { "" });
+        let out = match adds {
+            false => Output::Bf16(out.view()),
+            true => Output::F32(sum.view(), Accumulate::Add),
+        };
         let out_bytes = if adds { 8 } else { 2 };
-        self.line(&what, seconds, (n * k * 2 + rows * k * 2 + rows * n * out_bytes) as f64);
+        for tuned in [false, true] {
+            if tuned {
+                h.blas.tune(&h.stream, x.view(), rows, &weights.iter().collect::<Vec<_>>(), out)?;
+            }
+            let seconds = h.seconds(sets, |i| h.blas.matmul(&h.stream, x.view(), rows, &weights[i], out))?;
+            let (adds, tuned) = (if adds { ", added in f32" } else { "" }, if tuned { ", tuned" } else { "" });
+            let what = format!("matmul {rows} x {k} by {n}{adds}{tuned}");
+            self.line(&what, seconds, (n * k * 2 + rows * k * 2 + rows * n * out_bytes) as f64);
+        }
         Ok(())
     }
 

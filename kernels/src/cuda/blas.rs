@@ -1,6 +1,6 @@
 //! Matrix products through cuBLASLt: bf16 operands, f32 sums.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use super::context::Context;
 use super::memory::{DeviceBuffer, View};
-use super::stream::Stream;
+use super::stream::{Event, Stream};
 use crate::cpu::blocks::{read_floats, Row};
 use crate::dtype::DType;
 use crate::error::{ensure, KernelError, Result};
@@ -18,6 +18,10 @@ use crate::ops::Accumulate;
 
 /// What NVIDIA recommends for Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
+/// Proposals that tuning times, how often, and on how many weights: some milliseconds a shape.
+const NUM_PROPOSALS: usize = 10;
+const TUNING_ROUNDS: usize = 3;
+const TUNING_WEIGHTS: usize = 8;
 
 /// A weight of `n` outputs and `k` inputs, row n holding the k weights of output n. Weights that share their input lie one
 /// after the other in one `Weight` (q, k, v; gate, up): their outputs come side by side from one product.
@@ -108,6 +112,7 @@ pub struct Blas {
     workspace: DeviceBuffer<u8>,
     /// What cuBLASLt chose for each shape.
     plans: Mutex<HashMap<Shape, Arc<Plan>>>,
+    tuned: Mutex<HashSet<Shape>>,
 }
 
 // SAFETY: a handle whose calls are thread-safe; plans are immutable.
@@ -129,7 +134,7 @@ impl Blas {
         context.bind()?;
         let workspace = DeviceBuffer::new(context, "cuBLASLt's workspace", WORKSPACE_BYTES)?;
         let handle = result::create_handle().map_err(|error| failed("cublasLtCreate", error))?;
-        Ok(Blas { context: context.clone(), handle, workspace, plans: Mutex::new(HashMap::new()) })
+        Ok(Blas { context: context.clone(), handle, workspace, plans: Mutex::default(), tuned: Mutex::default() })
     }
 
     /// `out[r][n] = sum over k of x[r][k] * weight[n][k]` for `rows` rows.
@@ -146,25 +151,81 @@ impl Blas {
         if rows == 0 {
             return Ok(());
         }
-        self.context.bind()?;
         let plan = self.plan(Shape { rows, n, k, is_f32, adds })?;
+        self.enqueue(stream, &plan, x, weight, address, adds)
+    }
+
+    /// Replaces cuBLASLt's first proposal for a shape by the fastest of several, timed on weights of one shape that are read
+    /// in turn, so that none lies in the cache. Overwrites `out` and waits. Does nothing for a shape that was tuned.
+    pub fn tune(&self, stream: &Stream, x: View<bf16>, rows: usize, weights: &[&Weight], out: Output) -> Result<()> {
+        let Some(first) = weights.first() else {
+            return Ok(());
+        };
+        let (n, k) = (first.n, first.k);
+        ensure!("Blas::tune", weights.iter().all(|weight| (weight.n, weight.k) == (n, k)), "weights of several shapes");
+        let (address, is_f32, adds) = match out {
+            Output::Bf16(view) => (view.address(), false, false),
+            Output::F32(view, accumulate) => (view.address(), true, accumulate == Accumulate::Add),
+        };
+        let shape = Shape { rows, n, k, is_f32, adds };
+        if rows == 0 || !self.tuned.lock().unwrap_or_else(PoisonError::into_inner).insert(shape) {
+            return Ok(());
+        }
+        // Checks the operands and warms up.
+        self.matmul(stream, x, rows, first, out)?;
+        let (start, end) = (Event::timed(&self.context)?, Event::timed(&self.context)?);
+        let mut best: Option<(f64, Plan)> = None;
+        for plan in Plan::proposals(self.handle, shape, NUM_PROPOSALS)? {
+            self.enqueue(stream, &plan, x, first, address, adds)?;
+            let mut seconds = f64::INFINITY;
+            for _ in 0..TUNING_ROUNDS {
+                stream.record(&start)?;
+                for weight in weights.iter().take(TUNING_WEIGHTS) {
+                    self.enqueue(stream, &plan, x, weight, address, adds)?;
+                }
+                stream.record(&end)?;
+                end.synchronize()?;
+                seconds = seconds.min(start.seconds_to(&end)?);
+            }
+            if best.as_ref().is_none_or(|(fastest, _)| seconds < *fastest) {
+                best = Some((seconds, plan));
+            }
+        }
+        if let Some((_, plan)) = best {
+            self.plans.lock().unwrap_or_else(PoisonError::into_inner).insert(shape, Arc::new(plan));
+        }
+        Ok(())
+    }
+
+    /// The operands were checked.
+    fn enqueue(
+        &self,
+        stream: &Stream,
+        plan: &Plan,
+        x: View<bf16>,
+        weight: &Weight,
+        out: cudarc::driver::sys::CUdeviceptr,
+        adds: bool,
+    ) -> Result<()> {
+        self.context.bind()?;
         let (alpha, beta) = (1.0f32, if adds { 1.0f32 } else { 0.0 });
-        // SAFETY: the layouts describe memory that was checked above; the workspace is this stream's alone (the type's
-        // contract), so that products do not meet in it.
+        let Description { operation, weight: weight_layout, x: x_layout, out: out_layout } = *plan.description;
+        // SAFETY: the layouts describe memory that was checked; the workspace is this stream's alone (the type's contract), so
+        // that products do not meet in it.
         unsafe {
             result::matmul(
                 self.handle,
-                plan.operation,
+                operation,
                 (&raw const alpha).cast(),
                 (&raw const beta).cast(),
                 weight.data.view().address() as *const c_void,
-                plan.weight,
+                weight_layout,
                 x.address() as *const c_void,
-                plan.x,
-                address as *const c_void,
-                plan.out,
-                address as *mut c_void,
-                plan.out,
+                x_layout,
+                out as *const c_void,
+                out_layout,
+                out as *mut c_void,
+                out_layout,
                 &plan.algorithm,
                 self.workspace.view().address() as *mut c_void,
                 WORKSPACE_BYTES,
@@ -179,7 +240,8 @@ impl Blas {
         if let Some(plan) = plans.get(&shape) {
             return Ok(plan.clone());
         }
-        let plan = Arc::new(Plan::new(self.handle, shape)?);
+        let plan = Plan::proposals(self.handle, shape, 1)?.pop();
+        let plan = Arc::new(plan.expect("cuBLASLt proposes something or says that it cannot"));
         plans.insert(shape, plan.clone());
         Ok(plan)
     }
@@ -200,23 +262,80 @@ pub(crate) fn library_version() -> String {
     format!("cublaslt{}", unsafe { sys::cublasLtGetVersion() })
 }
 
-/// Descriptions and algorithm of one shape.
+/// How a shape is computed.
 struct Plan {
+    description: Arc<Description>,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+/// cuBLASLt's view of a shape. Its matrices are column-major: out^T (n x rows) = weight (stored as k x n, transposed) * x^T
+/// (k x rows).
+struct Description {
     operation: sys::cublasLtMatmulDesc_t,
     weight: sys::cublasLtMatrixLayout_t,
     x: sys::cublasLtMatrixLayout_t,
     out: sys::cublasLtMatrixLayout_t,
-    algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-// SAFETY: descriptions that nobody changes after they were made.
-unsafe impl Send for Plan {}
+// SAFETY: nobody changes a description after it was made.
+unsafe impl Send for Description {}
 // SAFETY: as above.
-unsafe impl Sync for Plan {}
+unsafe impl Sync for Description {}
 
 impl Plan {
-    /// cuBLASLt's matrices are column-major: out^T (n x rows) = weight (stored as k x n, transposed) * x^T (k x rows).
-    fn new(handle: sys::cublasLtHandle_t, shape: Shape) -> Result<Plan> {
+    /// Up to `count` plans, the one that cuBLASLt expects to be the fastest first; at least one.
+    fn proposals(handle: sys::cublasLtHandle_t, shape: Shape, count: usize) -> Result<Vec<Plan>> {
+        let call = "cublasLtMatmulAlgoGetHeuristic";
+        let description = Arc::new(Description::new(shape)?);
+        let Description { operation, weight, x, out } = *description;
+        let preference =
+            result::create_matmul_pref().map_err(|error| failed("cublasLtMatmulPreferenceCreate", error))?;
+        let workspace_bytes = WORKSPACE_BYTES;
+        // SAFETY: plain data that cuBLASLt fills.
+        let empty = || unsafe { std::mem::zeroed::<sys::cublasLtMatmulHeuristicResult_t>() };
+        let mut found: Vec<_> = (0..count).map(|_| empty()).collect();
+        let mut num_found = 0;
+        // SAFETY: everything exists; the attribute is a size; the array has `count` elements.
+        let asked = unsafe {
+            let set = result::set_matmul_pref_attribute(
+                preference,
+                sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                (&raw const workspace_bytes).cast(),
+                size_of_val(&workspace_bytes),
+            );
+            let asked = set.and_then(|()| {
+                let (count, into) = (count as i32, found.as_mut_ptr());
+                sys::cublasLtMatmulAlgoGetHeuristic(
+                    handle,
+                    operation,
+                    weight,
+                    x,
+                    out,
+                    out,
+                    preference,
+                    count,
+                    into,
+                    &mut num_found,
+                )
+                .result()
+            });
+            let _ = result::destroy_matmul_pref(preference);
+            asked
+        };
+        asked.map_err(|error| failed(call, error))?;
+        found.truncate(num_found.max(0) as usize);
+        let usable = found.into_iter().filter(|found| found.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        let plans: Vec<Plan> =
+            usable.map(|found| Plan { description: description.clone(), algorithm: found.algo }).collect();
+        if plans.is_empty() {
+            return Err(KernelError::Cuda { call, reason: format!("nothing for {shape:?}") });
+        }
+        Ok(plans)
+    }
+}
+
+impl Description {
+    fn new(shape: Shape) -> Result<Description> {
         let Shape { rows, n, k, is_f32, .. } = shape;
         let (rows, n, k) = (rows as u64, n as u64, k as u64);
         let bf16 = sys::cudaDataType_t::CUDA_R_16BF;
@@ -239,31 +358,16 @@ impl Plan {
             )
         }
         .map_err(|error| failed("cublasLtMatmulDescSetAttribute", error))?;
-        let weight = layout(bf16, k, n)?;
-        let x = layout(bf16, k, rows)?;
-        let out = layout(if is_f32 { f32 } else { bf16 }, n, rows)?;
-        let preference =
-            result::create_matmul_pref().map_err(|error| failed("cublasLtMatmulPreferenceCreate", error))?;
-        let workspace_bytes = WORKSPACE_BYTES;
-        // SAFETY: everything exists; the attribute is a size.
-        let chosen = unsafe {
-            let set = result::set_matmul_pref_attribute(
-                preference,
-                sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                (&raw const workspace_bytes).cast(),
-                size_of_val(&workspace_bytes),
-            );
-            let chosen = set
-                .and_then(|()| result::get_matmul_algo_heuristic(handle, operation, weight, x, out, out, preference));
-            let _ = result::destroy_matmul_pref(preference);
-            chosen
-        };
-        let chosen = chosen.map_err(|error| failed("cublasLtMatmulAlgoGetHeuristic", error))?;
-        Ok(Plan { operation, weight, x, out, algorithm: chosen.algo })
+        Ok(Description {
+            operation,
+            weight: layout(bf16, k, n)?,
+            x: layout(bf16, k, rows)?,
+            out: layout(if is_f32 { f32 } else { bf16 }, n, rows)?,
+        })
     }
 }
 
-impl Drop for Plan {
+impl Drop for Description {
     fn drop(&mut self) {
         // SAFETY: created once, destroyed once; a product copies what it needs when it is enqueued.
         unsafe {

@@ -12,13 +12,14 @@
 //!   writing nothing; the block tables of attention are the caller's word (`Batch::validate` in the model crate).
 //! - The residual stream is f32, everything else is bf16 with sums in f32.
 //! - A row's result depends on its stream's operations only, not on timing: no floating-point atomics. It may depend on how
-//!   many rows a matrix product has (cuBLASLt chooses its kernel by shape), so the CPU's batch invariance does not hold here.
+//!   many rows a matrix product has, and on which of cuBLASLt's kernels a process found the fastest ([`Blas::tune`]), so the
+//!   CPU's batch invariance does not hold here.
 //! - Memory is released only after the device has gone idle.
 //!
 //! # Floors, on one H200 (4.3 TB/s device copy, 794 TFLOP/s bf16, 55 GB/s a direction of PCIe, as measured)
 //! Row operations move each byte once; `tests/gpu/run check` prints their times beside bytes / bandwidth.
 //!
-//! Absent on purpose: autotuning, other vendors, several devices in one context.
+//! Absent on purpose: other vendors, several devices in one context.
 
 mod blas;
 mod call;

@@ -322,11 +322,43 @@ impl CudaEngine {
         if let Some(graph) = self.graphs.get(&bucket) {
             return Ok(graph.launch(&self.stream)?);
         }
+        // Products of this many rows come again and again. What tuning overwrites, the pass writes first.
+        self.tune(decoder, bucket)?;
         // Once eagerly, which is this step; everything is loaded and chosen when the capture begins.
         pass()?;
         let graph = Graph::capture(&self.stream, pass)?;
         self.graphs.insert(bucket, graph);
         Ok(())
+    }
+
+    /// Finds the fastest products of `rows` rows.
+    fn tune(&self, decoder: &Decoder<CudaWeights>, rows: usize) -> Result<(), ModelError> {
+        let (blas, stream, s) = (&self.blas, &self.stream, &self.scratch);
+        let mut downs: Vec<&Weight> = Vec::new();
+        let mut ups: Vec<&Weight> = Vec::new();
+        for layer in &decoder.layers {
+            match &layer.feed_forward {
+                FeedForward::SiluGated { gate_up, down } => {
+                    ups.push(gate_up);
+                    downs.push(down);
+                }
+                FeedForward::Relu { up, down } => {
+                    ups.push(&up.matrix);
+                    downs.push(&down.matrix);
+                }
+            }
+        }
+        let qkv: Vec<&Weight> = decoder.layers.iter().map(|layer| &layer.projection.qkv).collect();
+        let outputs: Vec<&Weight> = decoder.layers.iter().map(|layer| &layer.attention_output.matrix).collect();
+        let (input, mixed, narrow) = (s.input.view(), s.mixed.view(), s.narrow.view());
+        let sum = Output::F32(s.x.view(), Accumulate::Add);
+        blas.tune(stream, input, rows, &qkv, Output::Bf16(s.qkv.view()))?;
+        blas.tune(stream, mixed, rows, &outputs, sum)?;
+        blas.tune(stream, input, rows, &ups, Output::Bf16(s.wide.view()))?;
+        blas.tune(stream, narrow, rows, &downs, sum)?;
+        let table = decoder.output.as_ref().unwrap_or(&decoder.token_embedding);
+        let logits = Output::F32(s.logits.view(), Accumulate::Set);
+        Ok(blas.tune(stream, input, rows, &[table], logits)?)
     }
 
     /// Lays a step's numbers out, padded to `rows` rows.
