@@ -136,28 +136,30 @@ impl KvPool {
     /// Copies a block's K and V of one layer out. Sound beside any use of other blocks; the caller sees to it that
     /// nobody writes this one meanwhile.
     pub fn read_layer(&self, block: BlockId, layer: usize, to: &mut [u8]) -> Result<()> {
-        let layers = match &self.store {
-            Store::Host(layers) => layers,
+        match &self.store {
+            Store::Host(layers) => {
+                let from = self.place("KvPool::read_layer", layers, block, layer, to.len())?;
+                // SAFETY: `place` checked block, layer and length; the block is not written meanwhile (contract).
+                unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+                Ok(())
+            }
             #[cfg(feature = "cuda")]
-            Store::Cuda(pool) => return pool.read_layer(block, layer, to),
-        };
-        let from = self.place("KvPool::read_layer", layers, block, layer, to.len())?;
-        // SAFETY: `place` checked block, layer and length; the block is not written meanwhile (contract).
-        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
-        Ok(())
+            Store::Cuda(pool) => pool.read_layer(block, layer, to),
+        }
     }
 
     /// Copies K and V of one layer into a block. The caller is the block's only user meanwhile.
     pub fn write_layer(&self, block: BlockId, layer: usize, from: &[u8]) -> Result<()> {
-        let layers = match &self.store {
-            Store::Host(layers) => layers,
+        match &self.store {
+            Store::Host(layers) => {
+                let to = self.place("KvPool::write_layer", layers, block, layer, from.len())?;
+                // SAFETY: as in `read_layer`; exclusive by the contract.
+                unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+                Ok(())
+            }
             #[cfg(feature = "cuda")]
-            Store::Cuda(pool) => return pool.write_layer(block, layer, from),
-        };
-        let to = self.place("KvPool::write_layer", layers, block, layer, from.len())?;
-        // SAFETY: as in `read_layer`; exclusive by the contract.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
-        Ok(())
+            Store::Cuda(pool) => pool.write_layer(block, layer, from),
+        }
     }
 
     /// Copies a whole chunk out, in the layout of a chunk off the device.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use keepsake_kernels::cuda::ops::SamplingRow;
-use keepsake_kernels::cuda::{sources, Compiler};
+use keepsake_kernels::cuda::{sources, Compiler, Copies, Event, HostPage, Method, PinnedBuffer, Stream};
 use keepsake_kernels::{BlockId, Device, DeviceKind, Entry, KvPool};
 use keepsake_model::{load, Batch, Model, ModelSource, Runner};
 
@@ -65,6 +65,7 @@ fn gpu() -> Result<Device, Box<dyn std::error::Error>> {
 /// Sequences in a pool of their own.
 struct Driver {
     runner: Runner,
+    pool: Arc<KvPool>,
     vocab_size: usize,
     blocks_each: usize,
 }
@@ -89,9 +90,10 @@ impl Driver {
         max_rows: usize,
     ) -> Result<Self, Box<dyn std::error::Error>> {
         let blocks_each = tokens.div_ceil(CHUNK_TOKENS);
-        let pool = KvPool::new(device, model.kv_layout(CHUNK_TOKENS), sequences * blocks_each)?;
+        let pool = Arc::new(KvPool::new(device, model.kv_layout(CHUNK_TOKENS), sequences * blocks_each)?);
         let vocab_size = model.hparams.vocab_size;
-        Ok(Self { runner: Runner::new(model, device.clone(), Arc::new(pool), max_rows)?, vocab_size, blocks_each })
+        let runner = Runner::new(model, device.clone(), pool.clone(), max_rows)?;
+        Ok(Self { runner, pool, vocab_size, blocks_each })
     }
 
     /// Parts of sequences: (sequence, first position, tokens). Every row is sampled, or the last of each part.
@@ -197,6 +199,7 @@ fn parity() -> Outcome {
             }
         }
         passed &= two_in_flight(&mut on_gpu, shape)?;
+        passed &= swapped_out_and_in(&mut on_gpu, shape)?;
     }
     Ok(passed)
 }
@@ -230,6 +233,50 @@ fn two_in_flight(driver: &mut Driver, shape: &str) -> Outcome {
     }
     let passed = runs[0] == runs[1];
     println!("{} {shape}: two steps in flight draw the same tokens as one", if passed { "ok    " } else { "FAILED" });
+    Ok(passed)
+}
+
+/// A step whose K/V was swapped out to pinned memory, overwritten with NaN and is still on its way back, layer by layer, when
+/// the step is enqueued.
+fn swapped_out_and_in(driver: &mut Driver, shape: &str) -> Outcome {
+    let (vocab_size, start) = (driver.vocab_size, 120);
+    let greedy = [SamplingRow { top_p: 1.0, ..SamplingRow::default() }];
+    let prompt = driver.batch(&[(1, 0, tokens(77, start, vocab_size))], false);
+    let next = driver.batch(&[(1, start, tokens(78, 1, vocab_size))], true);
+    driver.runner.submit(&prompt, &greedy, &[], &[])?;
+    driver.runner.submit(&next, &greedy, &[], &[])?;
+    driver.runner.collect()?;
+    let want = driver.runner.collect()?;
+    let want_logits = driver.logits(&next)?;
+
+    let pool = driver.pool.clone();
+    let pool = pool.cuda().expect("the pool is on the GPU");
+    let layout = *pool.layout();
+    let blocks: Vec<BlockId> = next.block_table[..start / CHUNK_TOKENS].to_vec();
+    let slab = PinnedBuffer::<u8>::new(pool.context(), "a slab", blocks.len() * layout.chunk_bytes())?;
+    let page = |(index, &block): (usize, &BlockId)| HostPage { block, offset: index * layout.chunk_bytes() };
+    let pages: Vec<HostPage> = blocks.iter().enumerate().map(page).collect();
+    let copies = Copies::new(Stream::new(pool.context())?, Method::Batch);
+    let events: Vec<Event> = (0..layout.num_layers).map(|_| Event::new(pool.context())).collect::<Result<_, _>>()?;
+    let mut passed = true;
+    for round in 0..3 {
+        // Collecting has waited for the steps that wrote the blocks.
+        copies.swap_out(pool, &slab, &pages, &[])?;
+        pool.poison(copies.stream(), &blocks)?;
+        if round == 0 {
+            copies.stream().synchronize()?;
+            passed &= driver.logits(&next)?.iter().all(|logit| logit.is_nan());
+        }
+        copies.swap_in(pool, &slab, &pages, &events)?;
+        driver.runner.submit(&next, &greedy, &[], &events)?;
+        passed &= driver.runner.collect()? == want;
+        copies.stream().synchronize()?;
+    }
+    passed &= driver.logits(&next)? == want_logits;
+    let word = if passed { "ok    " } else { "FAILED" };
+    println!(
+        "{word} {shape}: swapped out, overwritten, swapped in layer by layer beside the step: same token, same logits"
+    );
     Ok(passed)
 }
 
