@@ -144,7 +144,7 @@ impl KvPool {
                 Ok(())
             }
             #[cfg(feature = "cuda")]
-            Store::Cuda(pool) => pool.read_layer(block, layer, to),
+            Store::Cuda(pool) => pool.read_layers(block, layer..layer + 1, to),
         }
     }
 
@@ -158,7 +158,7 @@ impl KvPool {
                 Ok(())
             }
             #[cfg(feature = "cuda")]
-            Store::Cuda(pool) => pool.write_layer(block, layer, from),
+            Store::Cuda(pool) => pool.write_layers(block, layer..layer + 1, from),
         }
     }
 
@@ -166,6 +166,10 @@ impl KvPool {
     pub fn read_chunk(&self, block: BlockId, to: &mut [u8]) -> Result<()> {
         let bytes = self.layout.chunk_bytes();
         ensure!("KvPool::read_chunk", to.len() == bytes, "{} bytes for a chunk of {bytes}", to.len());
+        #[cfg(feature = "cuda")]
+        if let Store::Cuda(pool) = &self.store {
+            return pool.read_layers(block, 0..self.layout.num_layers, to);
+        }
         for layer in 0..self.layout.num_layers {
             self.read_layer(block, layer, &mut to[self.layout.layer_range_in_chunk(layer)])?;
         }
@@ -176,6 +180,10 @@ impl KvPool {
     pub fn write_chunk(&self, block: BlockId, from: &[u8]) -> Result<()> {
         let bytes = self.layout.chunk_bytes();
         ensure!("KvPool::write_chunk", from.len() == bytes, "{} bytes for a chunk of {bytes}", from.len());
+        #[cfg(feature = "cuda")]
+        if let Store::Cuda(pool) = &self.store {
+            return pool.write_layers(block, 0..self.layout.num_layers, from);
+        }
         for layer in 0..self.layout.num_layers {
             self.write_layer(block, layer, &from[self.layout.layer_range_in_chunk(layer)])?;
         }

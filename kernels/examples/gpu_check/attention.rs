@@ -142,7 +142,7 @@ fn check_step(h: &mut Harness, case: &Case, max_keys: u32) -> Result<(), KernelE
                 values[part].fill(bf16::NAN);
             }
             let in_bf16: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-            pool.write_layer(block, 1, &in_bf16)?;
+            pool.write_layers(block, 1..2, &in_bf16)?;
         }
     }
     let width = num_heads * head_dim;

@@ -65,7 +65,7 @@ fn round_trip(
             h.fail(format!("{method:?}: block {} came back different", from.block.0));
         }
         let mut layer = vec![0; LAYOUT.layer_chunk_bytes()];
-        pool.read_layer(from.block, 7, &mut layer)?;
+        pool.read_layers(from.block, 7..8, &mut layer)?;
         let range = LAYOUT.layer_range_in_chunk(7);
         if layer != host[from.offset + range.start..from.offset + range.end] {
             h.fail(format!("{method:?}: layer 7 of block {} lies elsewhere", from.block.0));

@@ -8,20 +8,20 @@ use keepsake_kernels::{Device, Isa, KernelError};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// Largest relative error, |out - want| / |want| over all elements. bf16 outputs are rounded by up to 2^-9 each: 1.1e-3 in
-/// the mean square. What sums over bf16 operands in f32 adds nothing visible; what reads a bf16 intermediate adds one
+/// Largest relative error, |out - want| / |want| over all elements. Rounding to bf16 changes an element by up to 2^-8 =
+/// 3.9e-3 of itself, 1.7e-3 in the mean square of many. What sums over bf16 operands in f32 adds nothing visible; what reads a bf16 intermediate adds one
 /// rounding.
 pub const TOLERANCES: [(&str, f64); 13] = [
     ("embedding", 0.0),
     ("gather_rows", 0.0),
-    ("rms_norm", 3e-3),
-    ("layer_norm", 3e-3),
-    ("silu_mul", 3e-3),
-    ("bias_activate", 3e-3),
+    ("rms_norm", 4e-3),
+    ("layer_norm", 4e-3),
+    ("silu_mul", 4e-3),
+    ("bias_activate", 4e-3),
     ("add_bias", 1e-6),
-    ("rope q", 3e-3),
-    ("rope k v", 3e-3),
-    ("matmul bf16", 3e-3),
+    ("rope q", 4e-3),
+    ("rope k v", 4e-3),
+    ("matmul bf16", 4e-3),
     ("matmul f32", 1e-4),
     // P is rounded to bf16 before it meets V.
     ("attention", 6e-3),

@@ -20,7 +20,8 @@ unsafe impl Send for Graph {}
 
 impl Graph {
     /// Records what `enqueue` puts into the stream instead of running it. Everything it uses has been used once before, so
-    /// that nothing is loaded, allocated or chosen while recording.
+    /// that nothing is loaded, allocated or chosen while recording. No thread drops device or pinned memory meanwhile: that
+    /// waits for the device, which a recording forbids.
     pub fn capture(stream: &Stream, enqueue: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let context = stream.context().clone();
         context.bind()?;

@@ -1,5 +1,6 @@
 //! K/V on the device: one allocation a layer, `[block][K|V][token][kv_head][head_dim]` in bf16.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
@@ -81,25 +82,37 @@ impl CudaKvPool {
         Ok(())
     }
 
-    /// Copies a block's K and V of one layer to pageable memory and waits.
-    pub fn read_layer(&self, block: BlockId, layer: usize, to: &mut [u8]) -> Result<()> {
-        let from = self.block(block, layer)?;
-        ensure!("CudaKvPool::read_layer", to.len() == from.bytes(), "{} bytes for {}", to.len(), from.bytes());
-        let values = self.stream.read(from)?;
-        for (to, value) in to.chunks_exact_mut(size_of::<bf16>()).zip(values) {
-            to.copy_from_slice(&value.to_le_bytes());
+    /// Copies a block's K and V of some layers, one after the other, to the host and waits: at full speed if that memory is
+    /// pinned. Steps that wrote the block have been waited for.
+    pub fn read_layers(&self, block: BlockId, layers: Range<usize>, to: &mut [u8]) -> Result<()> {
+        let bytes = self.layout.layer_chunk_bytes();
+        self.check_copy("CudaKvPool::read_layers", block, &layers, to.len())?;
+        for (layer, to) in layers.zip(to.chunks_exact_mut(bytes)) {
+            let from = self.block(block, layer)?;
+            // SAFETY: waited for before this returns, while `to` is borrowed. A failed call ends the process (`KernelError::Cuda`).
+            unsafe { self.stream.download_bytes(from, to) }?;
         }
-        Ok(())
+        self.stream.synchronize()
     }
 
-    /// Copies K and V of one layer from pageable memory and waits.
-    pub fn write_layer(&self, block: BlockId, layer: usize, from: &[u8]) -> Result<()> {
-        let to = self.block(block, layer)?;
-        ensure!("CudaKvPool::write_layer", from.len() == to.bytes(), "{} bytes for {}", from.len(), to.bytes());
-        let values: Vec<bf16> =
-            from.chunks_exact(size_of::<bf16>()).map(|pair| bf16::from_le_bytes([pair[0], pair[1]])).collect();
-        self.stream.write(to, &values)?;
+    /// Copies K and V of some layers from the host and waits; as [`CudaKvPool::read_layers`].
+    pub fn write_layers(&self, block: BlockId, layers: Range<usize>, from: &[u8]) -> Result<()> {
+        let bytes = self.layout.layer_chunk_bytes();
+        self.check_copy("CudaKvPool::write_layers", block, &layers, from.len())?;
+        for (layer, from) in layers.zip(from.chunks_exact(bytes)) {
+            let to = self.block(block, layer)?;
+            // SAFETY: as in `read_layers`.
+            unsafe { self.stream.upload_bytes(from, to) }?;
+        }
         self.stream.synchronize()
+    }
+
+    fn check_copy(&self, op: &'static str, block: BlockId, layers: &Range<usize>, len: usize) -> Result<()> {
+        let in_range = layers.start < layers.end && layers.end <= self.layout.num_layers;
+        ensure!(op, in_range, "layers {layers:?} of {}", self.layout.num_layers);
+        let wanted = layers.len() * self.layout.layer_chunk_bytes();
+        ensure!(op, len == wanted, "{len} bytes for {wanted}");
+        self.block(block, layers.start).map(|_| ())
     }
 }
 

@@ -143,6 +143,30 @@ impl Stream {
         check("cuMemcpyDtoHAsync", copied)
     }
 
+    /// Enqueues a copy of a view's bytes to the host: at full speed if that memory is pinned.
+    ///
+    /// # Safety
+    /// `to` lives and is not looked at until the stream has been waited for.
+    pub(crate) unsafe fn download_bytes<T>(&self, from: View<T>, to: &mut [u8]) -> Result<()> {
+        ensure!("Stream::download_bytes", to.len() == from.bytes(), "{} bytes to {}", from.bytes(), to.len());
+        self.context.bind()?;
+        // SAFETY: as many bytes on either side; the caller keeps the host's still.
+        let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.address(), to.len(), self.raw) };
+        check("cuMemcpyDtoHAsync", copied)
+    }
+
+    /// Enqueues a copy of bytes from the host; as [`Stream::download_bytes`].
+    ///
+    /// # Safety
+    /// `from` lives and does not change until the stream has been waited for.
+    pub(crate) unsafe fn upload_bytes<T>(&self, from: &[u8], to: View<T>) -> Result<()> {
+        ensure!("Stream::upload_bytes", from.len() == to.bytes(), "{} bytes to {}", from.len(), to.bytes());
+        self.context.bind()?;
+        // SAFETY: as above.
+        let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(to.address(), from.as_ptr().cast(), from.len(), self.raw) };
+        check("cuMemcpyHtoDAsync", copied)
+    }
+
     /// Copies inside the device.
     pub fn copy<T: Element>(&self, from: View<T>, to: View<T>) -> Result<()> {
         ensure!("Stream::copy", from.len() == to.len(), "{} elements to {}", from.len(), to.len());

@@ -1,7 +1,7 @@
 //! Architectures: one file each, chosen by name through a closed enum.
 //!
-//! A file states what its architecture has where decoders differ ([`Design`]) and how its tensors are called. The forward
-//! pass is written once ([`decoder`]) over what a device can do ([`pass::Pass`]), and each device implements that once.
+//! A file states what its architecture has where decoders differ (`Design`) and how its tensors are called. The forward
+//! pass is written once (`decoder`) over what a device can do (`pass::Pass`), and each device implements that once.
 //! To add an architecture: a file, a variant in [`Architecture`], and what it needs beyond the present designs in `Pass`.
 
 mod cpu;
