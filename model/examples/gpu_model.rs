@@ -2,6 +2,7 @@
 //!
 //! gpu_model parity              every architecture with generated weights: logits against the CPU's, prefill and decode
 //! gpu_model folders FOLDER...   Hugging Face folders with tokens.json and logits.bin (f32): logits against those
+//! gpu_model golden GGUF JSON    the demo model against another implementation's logits (model/tests/fixtures/logits.json)
 //! gpu_model times SHAPE         loading, decode and prefill steps of a generated shape (`llama2-13b:bf16`)
 //! gpu_model compile ARCH FOLDER fills a cubin folder for these models; needs NVRTC, no GPU
 //!
@@ -38,10 +39,13 @@ fn main() -> ExitCode {
     let done = match args.as_slice() {
         ["parity"] => parity(),
         ["folders", folders @ ..] => against_folders(folders),
+        ["golden", model, logits] => golden(Path::new(model), Path::new(logits)),
         ["times", shape] => times(shape),
         ["compile", arch, folder] => compile(arch, Path::new(folder)),
         _ => {
-            eprintln!("usage: gpu_model parity | folders FOLDER... | times SHAPE | compile ARCH FOLDER");
+            eprintln!(
+                "usage: gpu_model parity | folders FOLDER... | golden GGUF JSON | times SHAPE | compile ARCH FOLDER"
+            );
             return ExitCode::from(2);
         }
     };
@@ -301,6 +305,53 @@ fn against_folders(folders: &[&str]) -> Outcome {
             let got = driver.logits(&batch)?;
             passed &= passes(&format!("{folder} on the {name}"), relative_error(&got, &want), TOLERANCE);
         }
+    }
+    Ok(passed)
+}
+
+#[derive(serde::Deserialize)]
+struct Golden {
+    name: String,
+    tokens: Vec<u32>,
+    /// `prompt_top5` is of positions 0, n, 2n, ...
+    prompt_top5_every: usize,
+    prompt_top5: Vec<Vec<(usize, f32)>>,
+    greedy: Vec<u32>,
+    greedy_margin: Vec<f32>,
+    greedy_top5: Vec<Vec<(usize, f32)>>,
+}
+
+/// The golden logits are of quantised weights in f32 arithmetic; the GPU's are of the same weights rounded to bf16.
+fn golden(model: &Path, logits: &Path) -> Outcome {
+    /// Under this margin another rounding may choose the other token.
+    const CLEAR_MARGIN: f32 = 0.5;
+    /// Over the five best logits of each position: large ones, so less than over all.
+    const GOLDEN_TOLERANCE: f64 = 1e-2;
+    let gpu = gpu()?;
+    let model = Arc::new(load(&ModelSource::detect(model)?, &gpu)?);
+    let cases: Vec<Golden> = serde_json::from_str(&std::fs::read_to_string(logits)?)?;
+    let mut passed = !cases.is_empty();
+    for case in cases {
+        let mut ids = case.tokens.clone();
+        ids.extend(&case.greedy);
+        let mut driver = Driver::with(model.clone(), &gpu, 1, ids.len(), ids.len())?;
+        let batch = driver.batch(&[(0, 0, ids.clone())], true);
+        let got = driver.logits(&batch)?;
+        let row = |position: usize| &got[position * driver.vocab_size..(position + 1) * driver.vocab_size];
+        let prompt = case.prompt_top5.iter().enumerate().map(|(i, top)| (i * case.prompt_top5_every, top));
+        let first_reply = case.tokens.len() - 1;
+        let reply = case.greedy_top5.iter().enumerate().map(|(i, top)| (first_reply + i, top));
+        let (mut at, mut want) = (Vec::new(), Vec::new());
+        for (position, top) in prompt.chain(reply) {
+            at.extend(top.iter().map(|&(token, _)| row(position)[token]));
+            want.extend(top.iter().map(|&(_, logit)| logit));
+        }
+        let worst = at.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f32::max);
+        let same = case.greedy.iter().enumerate().filter(|(i, &token)| argmax(row(first_reply + i)) == token).count();
+        let unclear = case.greedy_margin.iter().filter(|&&margin| margin < CLEAR_MARGIN).count();
+        let (name, total) = (&case.name, case.greedy.len());
+        let what = format!("golden {name}: {same} of {total} greedy tokens ({unclear} unclear), worst {worst:.2}");
+        passed &= passes(&what, relative_error(&at, &want), GOLDEN_TOLERANCE) && same + unclear >= total;
     }
     Ok(passed)
 }
