@@ -1,23 +1,20 @@
-//! The pass on an NVIDIA GPU: operations on one stream, and graphs of them for steps that only decode.
+//! What a model's steps on a GPU need beside its weights: a stream, scratch memory, a step's numbers, graphs, results.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 
 use half::bf16;
-use keepsake_kernels::cuda::ops::{self, Activation, Addends, Attention, AttentionInputs, AttentionPlan};
-use keepsake_kernels::cuda::ops::{CudaRopeTable, HeadNorms, PositionEmbedding, RopeInputs, SamplingRow};
-use keepsake_kernels::cuda::{
-    Blas, Context, CudaKvPool, DeviceBuffer, Event, Graph, Output, PinnedBuffer, StoredRows, Stream, View, Weight,
-};
+use keepsake_kernels::cuda::ops::{self, Attention, AttentionPlan, CudaRopeTable, SamplingRow};
+use keepsake_kernels::cuda::{Blas, DeviceBuffer, Event, Graph, Output, PinnedBuffer, Stream, Weight};
 use keepsake_kernels::ops::Accumulate;
 use keepsake_kernels::{KernelError, KvPool, RopeTable};
 
-use super::decoder::Decoder;
-use super::pass::{FeedForward, Linear, Memory, Norm, Pass, Projection, Rows, Weights};
-use super::{Positions, Step};
+use super::pass::CudaPass;
+use super::weights::CudaWeights;
+use crate::arch::decoder::Decoder;
+use crate::arch::pass::FeedForward;
+use crate::arch::{Positions, Step};
 use crate::config::HParams;
 use crate::error::ModelError;
-use crate::weights::Tensor;
 
 /// Row counts that decode steps are padded to, each with a graph of its own.
 const BUCKETS: [usize; 18] = [1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256];
@@ -31,70 +28,15 @@ const KNOWN_TOKEN: u32 = u32::MAX;
 /// Steps that are enqueued before the first of them has to be collected.
 const MAX_IN_FLIGHT: usize = 2;
 
-/// bf16 matrices; groups lie one after the other; f32 vectors.
-pub(crate) struct CudaWeights;
-
-impl Weights for CudaWeights {
-    type Matrix = Weight;
-    type Group = Weight;
-    type Vector = DeviceBuffer<f32>;
-
-    fn matrix_bytes(matrix: &Weight) -> usize {
-        matrix.bytes()
-    }
-
-    fn group_bytes(group: &Weight) -> usize {
-        group.bytes()
-    }
-
-    fn vector_bytes(vector: &DeviceBuffer<f32>) -> usize {
-        vector.bytes()
-    }
-}
-
-/// Where weights go.
-pub(crate) struct CudaMemory {
-    context: Arc<Context>,
-}
-
-impl CudaMemory {
-    pub fn new(context: &Arc<Context>) -> Result<Self, ModelError> {
-        Ok(Self { context: context.clone() })
-    }
-}
-
-impl Memory<CudaWeights> for CudaMemory {
-    fn matrix(&self, tensor: &Tensor) -> Result<Weight, ModelError> {
-        self.upload(std::slice::from_ref(tensor))
-    }
-
-    fn group(&self, tensors: &[Tensor]) -> Result<Weight, ModelError> {
-        self.upload(tensors)
-    }
-
-    fn vector(&self, values: &[f32]) -> Result<DeviceBuffer<f32>, ModelError> {
-        Ok(DeviceBuffer::from_slice(&self.context, "a vector of weights", values)?)
-    }
-}
-
-impl CudaMemory {
-    fn upload<'a>(&self, tensors: &'a [Tensor<'_>]) -> Result<Weight, ModelError> {
-        let rows =
-            |tensor: &'a Tensor<'_>| StoredRows { dtype: tensor.dtype, n: tensor.shape[0], bytes: &tensor.bytes };
-        let parts: Vec<StoredRows> = tensors.iter().map(rows).collect();
-        Ok(Weight::upload(&self.context, tensors[0].shape[1], &parts)?)
-    }
-}
-
 /// A stream, scratch memory and tables of a model's passes.
 pub(crate) struct CudaEngine {
-    stream: Stream,
-    blas: Blas,
-    attention: Attention,
+    pub(super) stream: Stream,
+    pub(super) blas: Blas,
+    pub(super) attention: Attention,
     /// `None`: positions are learned.
-    rope: Option<CudaRopeTable>,
-    scratch: Scratch,
-    inputs: Inputs,
+    pub(super) rope: Option<CudaRopeTable>,
+    pub(super) scratch: Scratch,
+    pub(super) inputs: Inputs,
     /// Two, used in turn.
     results: [StepResult; MAX_IN_FLIGHT],
     /// Indices into `results`, the oldest first, and their numbers of tokens.
@@ -105,34 +47,34 @@ pub(crate) struct CudaEngine {
     /// By bucket; dropped when what they point to moves.
     graphs: HashMap<usize, Graph>,
     vocab_size: usize,
-    hidden: usize,
-    ffn: usize,
-    num_heads: usize,
-    head_dim: usize,
-    scale: f32,
+    pub(super) hidden: usize,
+    pub(super) ffn: usize,
+    pub(super) num_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) scale: f32,
     max_rows: usize,
 }
 
 /// Activations of one step, sized once for the largest; shapes are per row.
-struct Scratch {
+pub(super) struct Scratch {
     /// The residual stream, `hidden`, and that of the sampled rows.
-    x: DeviceBuffer<f32>,
-    sampled_x: DeviceBuffer<f32>,
+    pub(super) x: DeviceBuffer<f32>,
+    pub(super) sampled_x: DeviceBuffer<f32>,
     /// Whatever the next product reads, `hidden`.
-    input: DeviceBuffer<bf16>,
-    qkv: DeviceBuffer<bf16>,
-    q: DeviceBuffer<bf16>,
+    pub(super) input: DeviceBuffer<bf16>,
+    pub(super) qkv: DeviceBuffer<bf16>,
+    pub(super) q: DeviceBuffer<bf16>,
     /// What attention mixed, `query_dim`, and that of the sampled rows.
-    mixed: DeviceBuffer<bf16>,
-    sampled_mixed: DeviceBuffer<bf16>,
+    pub(super) mixed: DeviceBuffer<bf16>,
+    pub(super) sampled_mixed: DeviceBuffer<bf16>,
     /// gate and up side by side, `2 ffn`.
-    wide: DeviceBuffer<bf16>,
-    narrow: DeviceBuffer<bf16>,
+    pub(super) wide: DeviceBuffer<bf16>,
+    pub(super) narrow: DeviceBuffer<bf16>,
     /// `vocab_size` for each sampled row, on either side; grow to the largest number of them seen.
-    logits: DeviceBuffer<f32>,
-    host_logits: PinnedBuffer<f32>,
+    pub(super) logits: DeviceBuffer<f32>,
+    pub(super) host_logits: PinnedBuffer<f32>,
     /// What the last submitted step drew; the next one may read it.
-    drawn: DeviceBuffer<u32>,
+    pub(super) drawn: DeviceBuffer<u32>,
 }
 
 /// Where a step's tokens arrive.
@@ -153,27 +95,27 @@ pub(crate) struct Submission<'a> {
 }
 
 /// The numbers of a step: one pinned array (two, used in turn), one on the device, one copy.
-struct Inputs {
-    host: [PinnedBuffer<u32>; MAX_IN_FLIGHT],
-    device: DeviceBuffer<u32>,
-    parts: Parts,
+pub(super) struct Inputs {
+    pub(super) host: [PinnedBuffer<u32>; MAX_IN_FLIGHT],
+    pub(super) device: DeviceBuffer<u32>,
+    pub(super) parts: Parts,
 }
 
 /// Where each part of the inputs lies, in words.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Parts {
-    tokens: std::ops::Range<usize>,
-    positions: std::ops::Range<usize>,
-    slots: std::ops::Range<usize>,
-    sample_rows: std::ops::Range<usize>,
+pub(super) struct Parts {
+    pub(super) tokens: std::ops::Range<usize>,
+    pub(super) positions: std::ops::Range<usize>,
+    pub(super) slots: std::ops::Range<usize>,
+    pub(super) sample_rows: std::ops::Range<usize>,
     /// Where a row's token comes from, see `KNOWN_TOKEN`.
-    fed: std::ops::Range<usize>,
-    sampling: std::ops::Range<usize>,
+    pub(super) fed: std::ops::Range<usize>,
+    pub(super) sampling: std::ops::Range<usize>,
     /// Entries of one row and tiles of the others, for all rows, then for the sampled ones.
-    decode: [std::ops::Range<usize>; 2],
-    tiles: [std::ops::Range<usize>; 2],
+    pub(super) decode: [std::ops::Range<usize>; 2],
+    pub(super) tiles: [std::ops::Range<usize>; 2],
     /// Last: its length changes most.
-    block_table: std::ops::Range<usize>,
+    pub(super) block_table: std::ops::Range<usize>,
 }
 
 impl CudaEngine {
@@ -418,163 +360,6 @@ impl CudaEngine {
     }
 }
 
-fn optional(vector: Option<&DeviceBuffer<f32>>) -> View<'_, f32> {
-    match vector {
-        Some(vector) => vector.view(),
-        None => View::none(),
-    }
-}
-
 fn two<T>(make: impl Fn() -> Result<T, KernelError>) -> Result<[T; MAX_IN_FLIGHT], KernelError> {
     Ok([make()?, make()?])
-}
-
-struct CudaPass<'a> {
-    engine: &'a CudaEngine,
-    pool: &'a CudaKvPool,
-    layer_ready: &'a [Event],
-}
-
-impl CudaPass<'_> {
-    fn part(&self, range: &std::ops::Range<usize>) -> Result<View<'_, u32>, KernelError> {
-        self.engine.inputs.device.slice(range.clone())
-    }
-
-    fn count(&self, rows: Rows) -> usize {
-        match rows {
-            Rows::All => self.engine.inputs.parts.tokens.len(),
-            Rows::Sampled => self.engine.inputs.parts.sample_rows.len(),
-        }
-    }
-
-    fn x(&self, rows: Rows) -> View<'_, f32> {
-        match rows {
-            Rows::All => self.engine.scratch.x.view(),
-            Rows::Sampled => self.engine.scratch.sampled_x.view(),
-        }
-    }
-
-    /// out = matrix(from)
-    fn product(&self, from: View<bf16>, rows: usize, matrix: &Weight, out: View<bf16>) -> Result<(), KernelError> {
-        self.engine.blas.matmul(&self.engine.stream, from, rows, matrix, Output::Bf16(out))
-    }
-
-    /// x += matrix(from) + bias
-    fn add(
-        &self,
-        from: View<bf16>,
-        matrix: &Weight,
-        bias: Option<&DeviceBuffer<f32>>,
-        rows: Rows,
-    ) -> Result<(), KernelError> {
-        let (engine, count, x) = (self.engine, self.count(rows), self.x(rows));
-        engine.blas.matmul(&engine.stream, from, count, matrix, Output::F32(x, Accumulate::Add))?;
-        match bias {
-            Some(bias) => ops::add_bias(&engine.stream, x, bias.view(), count, matrix.n()),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Pass for CudaPass<'_> {
-    type Weights = CudaWeights;
-
-    fn embed(&self, table: &Weight, learned: Option<(&Weight, u32)>) -> Result<(), KernelError> {
-        let parts = &self.engine.inputs.parts;
-        let positions = self.part(&parts.positions)?;
-        let learned = learned.map(|(table, offset)| PositionEmbedding { table, positions, offset });
-        let (tokens, rows) = (self.part(&parts.tokens)?, self.count(Rows::All));
-        let (drawn, fed) = (self.engine.scratch.drawn.view(), self.part(&parts.fed)?);
-        ops::take_tokens(&self.engine.stream, drawn, fed, rows, tokens)?;
-        ops::embedding(&self.engine.stream, table, tokens, learned, rows, self.x(Rows::All))
-    }
-
-    fn norm(&self, norm: &Norm<CudaWeights>, rows: Rows) -> Result<(), KernelError> {
-        let (stream, x, count, dim) = (&self.engine.stream, self.x(rows), self.count(rows), self.engine.hidden);
-        let (weight, input) = (norm.weight.view(), self.engine.scratch.input.view());
-        match &norm.shift {
-            None => ops::rms_norm(stream, x, Addends::none(), weight, norm.eps, count, dim, input),
-            Some(shift) => {
-                ops::layer_norm(stream, x, Addends::none(), weight, shift.view(), norm.eps, count, dim, input)
-            }
-        }
-    }
-
-    fn write_kv(&self, layer: usize, projection: &Projection<CudaWeights>) -> Result<(), KernelError> {
-        let (engine, rows) = (self.engine, self.count(Rows::All));
-        let s = &engine.scratch;
-        self.product(s.input.view(), rows, &projection.qkv, s.qkv.view())?;
-        let inputs = RopeInputs {
-            qkv: s.qkv.view(),
-            bias: optional(projection.bias.as_ref()),
-            norms: HeadNorms {
-                q: optional(projection.q_norm.as_ref().map(|norm| &norm.weight)),
-                k: optional(projection.k_norm.as_ref().map(|norm| &norm.weight)),
-                eps: projection.q_norm.as_ref().map_or(0.0, |norm| norm.eps),
-            },
-            positions: self.part(&engine.inputs.parts.positions)?,
-            slots: self.part(&engine.inputs.parts.slots)?,
-            table: engine.rope.as_ref(),
-        };
-        ops::rope_and_write(&engine.stream, &inputs, rows, engine.num_heads, self.pool, layer, s.q.view())
-    }
-
-    fn attend(&self, layer: usize, rows: Rows) -> Result<(), KernelError> {
-        let (engine, parts) = (self.engine, &self.engine.inputs.parts);
-        if let Some(ready) = self.layer_ready.get(layer) {
-            engine.stream.wait(ready)?;
-        }
-        let which = usize::from(rows == Rows::Sampled);
-        let inputs = AttentionInputs {
-            block_table: self.part(&parts.block_table)?,
-            decode: self.part(&parts.decode[which])?,
-            tiles: self.part(&parts.tiles[which])?,
-        };
-        let (q, mixed) = (engine.scratch.q.view(), engine.scratch.mixed.view());
-        let all = self.count(Rows::All);
-        engine.attention.run(&engine.stream, self.pool, layer, q, &inputs, all, engine.scale, mixed)
-    }
-
-    fn keep_sampled(&self) -> Result<(), KernelError> {
-        let (engine, s) = (self.engine, &self.engine.scratch);
-        let (all, sampled) = (self.count(Rows::All), self.count(Rows::Sampled));
-        let indices = self.part(&engine.inputs.parts.sample_rows)?;
-        let width = engine.num_heads * engine.head_dim;
-        let (x, kept) = (s.x.view(), s.sampled_x.view());
-        ops::gather_rows(&engine.stream, x, all, indices, sampled, engine.hidden, kept)?;
-        let (mixed, kept) = (s.mixed.view(), s.sampled_mixed.view());
-        ops::gather_rows(&engine.stream, mixed, all, indices, sampled, width, kept)
-    }
-
-    fn add_attention(&self, output: &Linear<CudaWeights>, rows: Rows) -> Result<(), KernelError> {
-        let mixed = match rows {
-            Rows::All => &self.engine.scratch.mixed,
-            Rows::Sampled => &self.engine.scratch.sampled_mixed,
-        };
-        self.add(mixed.view(), &output.matrix, output.bias.as_ref(), rows)
-    }
-
-    fn add_feed_forward(&self, feed_forward: &FeedForward<CudaWeights>, rows: Rows) -> Result<(), KernelError> {
-        let (engine, s, count) = (self.engine, &self.engine.scratch, self.count(rows));
-        let (wide, narrow) = (s.wide.view(), s.narrow.view());
-        match feed_forward {
-            FeedForward::SiluGated { gate_up, down } => {
-                self.product(s.input.view(), count, gate_up, wide)?;
-                ops::silu_mul(&engine.stream, wide, count, engine.ffn, narrow)?;
-                self.add(narrow, down, None, rows)
-            }
-            FeedForward::Relu { up, down } => {
-                self.product(s.input.view(), count, &up.matrix, narrow)?;
-                let bias = optional(up.bias.as_ref());
-                ops::bias_activate(&engine.stream, narrow, bias, Activation::Relu, count, engine.ffn)?;
-                self.add(narrow, &down.matrix, down.bias.as_ref(), rows)
-            }
-        }
-    }
-
-    fn logits(&self, output: &Weight) -> Result<(), KernelError> {
-        let (engine, count) = (self.engine, self.count(Rows::Sampled));
-        let logits = Output::F32(engine.scratch.logits.view(), Accumulate::Set);
-        engine.blas.matmul(&engine.stream, engine.scratch.input.view(), count, output, logits)
-    }
 }
