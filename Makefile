@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup system toolchain build model serve test check format clippy doc deny boundaries bench clean
+.PHONY: help setup system toolchain build model nvrtc serve test check format clippy doc deny boundaries bench clean
 
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)
 export CARGO_TARGET_DIR ?= $(CACHE)/keepsake/target
@@ -22,6 +22,7 @@ help:
 	@echo "make serve   setup, then serve on 127.0.0.1:8000; CONFIG=FILE and ARGS='...' are passed on"
 	@echo "make test    setup, then all tests"
 	@echo "make check   format, clippy, documentation, licences, boundaries, and the tests"
+	@echo "make nvrtc   fetch NVIDIA's run-time compiler, so that the tests compile the GPU kernels without a GPU"
 	@echo "make bench   setup, then prefill and decode rates of this machine"
 	@echo "make clean   remove this workspace's build output, but not RocksDB's"
 
@@ -41,6 +42,11 @@ build: toolchain
 
 model: build
 	@$(KEEPSAKE) model fetch >/dev/null
+
+# Found there by the server and by the tests; about 90 MB. A GPU's user may have it from the CUDA toolkit already.
+nvrtc:
+	@test -e $(CACHE)/keepsake/nvrtc/nvidia/cu13/lib/libnvrtc.so.13 || \
+	  python3 -m pip install --quiet --no-deps --target $(CACHE)/keepsake/nvrtc 'nvidia-cuda-nvrtc==13.0.*'
 
 serve: setup
 	@exec $(KEEPSAKE) serve $(SERVE_ARGS)

@@ -12,6 +12,12 @@ pub enum KernelError {
     /// Memory for a pool or a buffer could not be had.
     #[error("cannot allocate {bytes} bytes for {what}")]
     OutOfMemory { what: &'static str, bytes: usize },
+    /// A GPU's memory could not be had.
+    #[error("cannot allocate {bytes} bytes on the GPU for {what}: {free_bytes} are free")]
+    DeviceOutOfMemory { what: &'static str, bytes: usize, free_bytes: usize },
+    /// A call of the CUDA driver, NVRTC or cuBLASLt failed. Most such errors spoil the context: end the process.
+    #[error("{call}: {reason}")]
+    Cuda { call: &'static str, reason: String },
 }
 
 /// Result of this crate.

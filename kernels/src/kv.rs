@@ -3,6 +3,8 @@
 use half::f16;
 
 use crate::cpu::memory::Memory;
+#[cfg(feature = "cuda")]
+use crate::cuda::CudaKvPool;
 use crate::device::Device;
 use crate::error::{ensure, Result};
 
@@ -10,7 +12,7 @@ use crate::error::{ensure, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
 
-/// Shape of the K/V of a model, stored as f16. On the device a layer is `[block][K|V][token][kv_head][head_dim]`; off the
+/// Shape of the K/V of a model, stored as f16 (on a GPU: bf16). On the device a layer is `[block][K|V][token][kv_head][head_dim]`; off the
 /// device a chunk is `[layer][K|V][token][kv_head][head_dim]`, contiguous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KvLayout {
@@ -52,7 +54,7 @@ impl KvLayout {
         self.chunk_tokens * self.token_len()
     }
 
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let all = [self.num_layers, self.num_kv_heads, self.head_dim, self.chunk_tokens];
         ensure!("KvLayout", all.iter().all(|&n| n > 0), "a zero in {self:?}");
         let bytes = all.iter().try_fold(2 * size_of::<f16>(), |bytes, &n| bytes.checked_mul(n));
@@ -73,21 +75,45 @@ pub struct Entry {
     pub num_blocks: u32,
 }
 
-/// The device's K/V memory: `num_blocks` blocks, one allocation a layer, touched lazily.
+/// The device's K/V memory: `num_blocks` blocks, one allocation a layer.
 pub struct KvPool {
-    layers: Vec<Memory>,
+    store: Store,
     layout: KvLayout,
     num_blocks: usize,
 }
 
+enum Store {
+    /// One allocation a layer, touched lazily.
+    Host(Vec<Memory>),
+    #[cfg(feature = "cuda")]
+    Cuda(CudaKvPool),
+}
+
 impl KvPool {
     pub fn new(device: &Device, layout: KvLayout, num_blocks: usize) -> Result<KvPool> {
-        let _host = device.isa();
         layout.check()?;
         ensure!("KvPool::new", num_blocks <= u32::MAX as usize, "{num_blocks} blocks exceed a BlockId");
-        let bytes = layout.layer_chunk_bytes().saturating_mul(num_blocks);
-        let layers = (0..layout.num_layers).map(|_| Memory::zeroed("a layer of K/V", bytes)).collect::<Result<_>>()?;
-        Ok(KvPool { layers, layout, num_blocks })
+        let store = match device {
+            Device::Cpu(_) => {
+                let bytes = layout.layer_chunk_bytes().saturating_mul(num_blocks);
+                let layers = (0..layout.num_layers).map(|_| Memory::zeroed("a layer of K/V", bytes));
+                Store::Host(layers.collect::<Result<_>>()?)
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => Store::Cuda(CudaKvPool::new(cuda.context(), layout, num_blocks)?),
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda(cuda) => cuda.never(),
+        };
+        Ok(KvPool { store, layout, num_blocks })
+    }
+
+    /// The pool on a GPU, if it is there.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(&self) -> Option<&CudaKvPool> {
+        match &self.store {
+            Store::Host(_) => None,
+            Store::Cuda(pool) => Some(pool),
+        }
     }
 
     pub fn num_blocks(&self) -> usize {
@@ -100,30 +126,50 @@ impl KvPool {
 
     /// Bytes of all blocks.
     pub fn bytes(&self) -> usize {
-        self.layers.iter().map(Memory::bytes).sum()
+        match &self.store {
+            Store::Host(layers) => layers.iter().map(Memory::bytes).sum(),
+            #[cfg(feature = "cuda")]
+            Store::Cuda(pool) => pool.bytes(),
+        }
     }
 
     /// Copies a block's K and V of one layer out. Sound beside any use of other blocks; the caller sees to it that
     /// nobody writes this one meanwhile.
     pub fn read_layer(&self, block: BlockId, layer: usize, to: &mut [u8]) -> Result<()> {
-        let from = self.place("KvPool::read_layer", block, layer, to.len())?;
-        // SAFETY: `place` checked block, layer and length; the block is not written meanwhile (contract).
-        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
-        Ok(())
+        match &self.store {
+            Store::Host(layers) => {
+                let from = self.place("KvPool::read_layer", layers, block, layer, to.len())?;
+                // SAFETY: `place` checked block, layer and length; the block is not written meanwhile (contract).
+                unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            Store::Cuda(pool) => pool.read_layers(block, layer..layer + 1, to),
+        }
     }
 
     /// Copies K and V of one layer into a block. The caller is the block's only user meanwhile.
     pub fn write_layer(&self, block: BlockId, layer: usize, from: &[u8]) -> Result<()> {
-        let to = self.place("KvPool::write_layer", block, layer, from.len())?;
-        // SAFETY: as in `read_layer`; exclusive by the contract.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
-        Ok(())
+        match &self.store {
+            Store::Host(layers) => {
+                let to = self.place("KvPool::write_layer", layers, block, layer, from.len())?;
+                // SAFETY: as in `read_layer`; exclusive by the contract.
+                unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            Store::Cuda(pool) => pool.write_layers(block, layer..layer + 1, from),
+        }
     }
 
     /// Copies a whole chunk out, in the layout of a chunk off the device.
     pub fn read_chunk(&self, block: BlockId, to: &mut [u8]) -> Result<()> {
         let bytes = self.layout.chunk_bytes();
         ensure!("KvPool::read_chunk", to.len() == bytes, "{} bytes for a chunk of {bytes}", to.len());
+        #[cfg(feature = "cuda")]
+        if let Store::Cuda(pool) = &self.store {
+            return pool.read_layers(block, 0..self.layout.num_layers, to);
+        }
         for layer in 0..self.layout.num_layers {
             self.read_layer(block, layer, &mut to[self.layout.layer_range_in_chunk(layer)])?;
         }
@@ -134,24 +180,38 @@ impl KvPool {
     pub fn write_chunk(&self, block: BlockId, from: &[u8]) -> Result<()> {
         let bytes = self.layout.chunk_bytes();
         ensure!("KvPool::write_chunk", from.len() == bytes, "{} bytes for a chunk of {bytes}", from.len());
+        #[cfg(feature = "cuda")]
+        if let Store::Cuda(pool) = &self.store {
+            return pool.write_layers(block, 0..self.layout.num_layers, from);
+        }
         for layer in 0..self.layout.num_layers {
             self.write_layer(block, layer, &from[self.layout.layer_range_in_chunk(layer)])?;
         }
         Ok(())
     }
 
-    /// A layer's elements, `[block][K|V][token][kv_head][head_dim]`.
+    /// A layer's elements, `[block][K|V][token][kv_head][head_dim]`, of a pool that [`KvPool::check_host`] let pass.
     pub(crate) fn layer_ptr(&self, layer: usize) -> *mut f16 {
-        self.layers[layer].as_ptr()
+        match &self.store {
+            Store::Host(layers) => layers[layer].as_ptr(),
+            #[cfg(feature = "cuda")]
+            Store::Cuda(_) => unreachable!("operations of the CPU refuse other pools"),
+        }
     }
 
-    fn place(&self, op: &'static str, block: BlockId, layer: usize, len: usize) -> Result<*mut u8> {
+    /// The CPU's operations work on the host's memory only.
+    pub(crate) fn check_host(&self, op: &'static str) -> Result<()> {
+        ensure!(op, matches!(self.store, Store::Host(_)), "the K/V pool is not in host memory");
+        Ok(())
+    }
+
+    fn place(&self, op: &'static str, layers: &[Memory], block: BlockId, layer: usize, len: usize) -> Result<*mut u8> {
         let bytes = self.layout.layer_chunk_bytes();
         ensure!(op, (block.0 as usize) < self.num_blocks, "block {} of {}", block.0, self.num_blocks);
         ensure!(op, layer < self.layout.num_layers, "layer {layer} of {}", self.layout.num_layers);
         ensure!(op, len == bytes, "{len} bytes for a layer's chunk of {bytes}");
         // SAFETY: block and layer are in range, so the offset stays inside the layer's allocation.
-        Ok(unsafe { self.layers[layer].as_ptr::<u8>().add(block.0 as usize * bytes) })
+        Ok(unsafe { layers[layer].as_ptr::<u8>().add(block.0 as usize * bytes) })
     }
 }
 

@@ -19,6 +19,8 @@
 mod activations;
 mod buffer;
 mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod device;
 mod dtype;
 mod error;

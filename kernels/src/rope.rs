@@ -156,6 +156,12 @@ impl RopeTable {
         })
     }
 
+    /// Rotates nothing: for models whose positions are learned.
+    pub fn identity(max_positions: usize) -> RopeTable {
+        let style = RopeStyle::HalfSplit;
+        RopeTable { style, half: 0, max_positions, scale: 1.0, fine: Vec::new(), coarse: Vec::new() }
+    }
+
     pub fn style(&self) -> RopeStyle {
         self.style
     }

@@ -186,3 +186,50 @@ fn regions_of_several_callers_take_turns() {
         }
     });
 }
+
+#[test]
+fn layer_norm_bias_and_relu_mean_what_they_say() {
+    let (rows, dim) = (5, 37);
+    let mut rng = rng(11);
+    let x = random(&mut rng, rows * dim, 3.0);
+    let (weight, shift, bias) =
+        (random(&mut rng, dim, 1.0), random(&mut rng, dim, 1.0), random(&mut rng, 2 * dim, 1.0));
+    let want: Vec<f32> = x
+        .chunks(dim)
+        .flat_map(|row| {
+            let mean = row.iter().sum::<f32>() / dim as f32;
+            let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / dim as f32;
+            let normed = |i: usize| (row[i] - mean) / (variance + 1e-5).sqrt() * weight[i] + shift[i];
+            (0..dim).map(|i| (normed(i) + bias[dim + i]).max(0.0)).collect::<Vec<_>>()
+        })
+        .collect();
+    for isa in fast_isas() {
+        let mut outputs = Vec::new();
+        for threads in [1, 3] {
+            let device = device(isa, threads);
+            let buffer = |values: &[f32]| Buffer::from_slice(&device, values).expect("memory");
+            let (x, weight, shift, bias) = (buffer(&x), buffer(&weight), buffer(&shift), buffer(&bias));
+            let out = Buffer::zeros(&device, rows * dim).expect("memory");
+            device.run(|w| {
+                ops::layer_norm(w, &x, &weight, &shift, 1e-5, rows, dim, &out).expect("shapes fit");
+                ops::add_bias(w, &bias, dim, rows, dim, &out).expect("shapes fit");
+                ops::relu(w, rows, dim, &out).expect("shapes fit");
+            });
+            outputs.push(all(&out));
+        }
+        assert!(relative_error(&outputs[0], &want) < 1e-5, "{isa}");
+        assert_eq!(bits(&outputs[0]), bits(&outputs[1]), "{isa}");
+        let device = device(isa, 2);
+        let short = Buffer::zeros(&device, dim).expect("memory");
+        let refused = device.run(|w| ops::add_bias(w, &short, 1, 1, dim, &short));
+        assert!(matches!(refused, Err(KernelError::Shape { .. })));
+    }
+}
+
+#[test]
+fn auto_says_why_there_is_no_gpu() {
+    let device = Device::open(DeviceKind::Auto, 1).expect("a device");
+    let line = device.describe();
+    assert!(line.starts_with("cuda:") || line.contains("no GPU: "), "{line}");
+    assert!(!line.contains('\n'), "{line}");
+}

@@ -2,21 +2,32 @@
 
 use std::sync::Arc;
 
-use keepsake_kernels::{Device, Entry, KvPool, RopeTable};
+use keepsake_kernels::{Device, Entry, KvPool};
 
-use crate::arch::{Scratch, Step};
+#[cfg(feature = "cuda")]
+use keepsake_kernels::cuda::{ops::SamplingRow, Event};
+
+use crate::arch::{CpuEngine, Network, Step};
+#[cfg(feature = "cuda")]
+use crate::arch::{CudaEngine, Submission};
 use crate::batch::{Batch, Limits};
 use crate::error::ModelError;
 use crate::model::Model;
 
-/// One model on one device over one pool. A step is one parallel region.
+/// One model on one device over one pool. On the CPU a step is one parallel region, on a GPU one sequence of operations
+/// on a stream.
 pub struct Runner {
     model: Arc<Model>,
-    device: Device,
     pool: Arc<KvPool>,
-    rope: RopeTable,
     max_rows: usize,
-    scratch: Scratch,
+    engine: Engine,
+}
+
+/// Activations and tables of a device's passes.
+enum Engine {
+    Cpu(Box<CpuEngine>),
+    #[cfg(feature = "cuda")]
+    Cuda(Box<CudaEngine>),
 }
 
 /// Logits of a step's sampled rows, in their order.
@@ -36,19 +47,22 @@ impl Runner {
                 model.kv_layout(chunk_tokens)
             )));
         }
-        let forms = model.network.input_forms();
-        Ok(Self {
-            scratch: Scratch::new(&device, &model.hparams, forms, max_rows)?,
-            rope: RopeTable::new(&model.hparams.rope_spec())?,
-            model,
-            device,
-            pool,
-            max_rows,
-        })
+        let hparams = &model.hparams;
+        let engine = match &model.network {
+            Network::Cpu(decoder) => Engine::Cpu(Box::new(CpuEngine::new(&device, hparams, decoder, max_rows)?)),
+            #[cfg(feature = "cuda")]
+            Network::Cuda(_) => Engine::Cuda(Box::new(CudaEngine::new(hparams, &pool, max_rows)?)),
+        };
+        Ok(Self { engine, model, pool, max_rows })
     }
 
     pub fn model(&self) -> &Arc<Model> {
         &self.model
+    }
+
+    /// Blocks of the pool.
+    pub fn num_blocks(&self) -> usize {
+        self.pool.num_blocks()
     }
 
     pub fn max_rows(&self) -> usize {
@@ -58,20 +72,59 @@ impl Runner {
     /// Writes K/V of every row to its slot and computes the logits of the sampled rows. A refused
     /// batch has changed nothing. Blocks that the batch names must not be used by others meanwhile.
     pub fn forward(&mut self, batch: &Batch) -> Result<Logits<'_>, ModelError> {
+        self.validate(batch)?;
         let vocab_size = self.model.hparams.vocab_size;
+        let sample_entries = sample_entries(batch);
+        let step = Step { batch, sample_entries: &sample_entries, pool: &self.pool };
+        let values = match (&mut self.engine, &self.model.network) {
+            (Engine::Cpu(engine), Network::Cpu(decoder)) => engine.forward(decoder, step)?,
+            #[cfg(feature = "cuda")]
+            (Engine::Cuda(engine), Network::Cuda(decoder)) => engine.forward(decoder, step)?,
+            #[cfg(feature = "cuda")]
+            _ => unreachable!("the engine was made for the network"),
+        };
+        Ok(Logits { values, vocab_size })
+    }
+
+    /// Enqueues a step on a GPU and returns: the device draws the next token of each sampled row, `sampling[i]` saying how for
+    /// `sample_rows[i]`, and logits never leave it. Tokens come from [`Runner::collect`], in order; at most two steps are in
+    /// flight. `fed` names rows whose token the step submitted before draws: (row, index of its sample); what the batch
+    /// says there is not read. Attention of layer l waits for `layer_ready[l]`, if there are any.
+    #[cfg(feature = "cuda")]
+    pub fn submit(
+        &mut self,
+        batch: &Batch,
+        sampling: &[SamplingRow],
+        fed: &[(u32, u32)],
+        layer_ready: &[Event],
+    ) -> Result<(), ModelError> {
+        self.validate(batch)?;
+        let sample_entries = sample_entries(batch);
+        let step = Step { batch, sample_entries: &sample_entries, pool: &self.pool };
+        match (&mut self.engine, &self.model.network) {
+            (Engine::Cuda(engine), Network::Cuda(decoder)) => {
+                engine.submit(decoder, step, Submission { sampling, fed, layer_ready })
+            }
+            _ => Err(ModelError::Batch("the CPU runs one step at a time; use `forward`".to_owned())),
+        }
+    }
+
+    /// Waits for the oldest submitted step: its sampled rows' tokens, `u32::MAX` where no logit was finite.
+    #[cfg(feature = "cuda")]
+    pub fn collect(&mut self) -> Result<Vec<u32>, ModelError> {
+        match &mut self.engine {
+            Engine::Cuda(engine) => engine.collect(),
+            Engine::Cpu(_) => Err(ModelError::Batch("no step is in flight".to_owned())),
+        }
+    }
+
+    fn validate(&self, batch: &Batch) -> Result<(), ModelError> {
         let limits = Limits {
             max_rows: self.max_rows,
             num_blocks: self.pool.num_blocks(),
             chunk_tokens: self.pool.layout().chunk_tokens,
         };
-        batch.validate(&self.model.hparams, limits)?;
-        let num_sampled = batch.sample_rows.len();
-        self.scratch.reserve_logits(&self.device, vocab_size, num_sampled)?;
-        let sample_entries = sample_entries(batch);
-        let step = Step { batch, sample_entries: &sample_entries, pool: &self.pool, rope: &self.rope };
-        let (network, scratch) = (&self.model.network, &self.scratch);
-        self.device.run(|w| network.forward(w, &step, scratch))?;
-        Ok(Logits { values: &self.scratch.logits.as_slice()[..num_sampled * vocab_size], vocab_size })
+        batch.validate(&self.model.hparams, limits)
     }
 }
 

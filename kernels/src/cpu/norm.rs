@@ -1,4 +1,4 @@
-//! Root-mean-square norm of rows.
+//! Norms of rows.
 
 use super::isa::Isa;
 use super::reference;
@@ -22,6 +22,18 @@ pub(crate) fn rms_norm(
         } else {
             dispatch(w.isa(), RmsNorm { x, weight, eps, dim, out });
         }
+    }
+}
+
+/// One form for every instruction set: it is a small part of the architectures that have it.
+pub(crate) fn layer_norm(x: &[f32], weight: &[f32], shift: &[f32], eps: f32, out: &mut [f32]) {
+    let n = x.len() as f64;
+    let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+    let variance = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
+    let factor = 1.0 / (variance + f64::from(eps)).sqrt();
+    for (i, out) in out.iter_mut().enumerate() {
+        let normed = (f64::from(x[i]) - mean) * factor;
+        *out = (normed * f64::from(weight[i]) + f64::from(shift[i])) as f32;
     }
 }
 

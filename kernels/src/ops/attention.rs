@@ -23,6 +23,7 @@ pub fn attention(
 ) -> Result<()> {
     let op = "attention";
     let layout = pool.layout();
+    pool.check_host(op)?;
     ensure!(op, layer < layout.num_layers, "layer {layer} of {}", layout.num_layers);
     let grouped = num_heads > 0 && num_heads.is_multiple_of(layout.num_kv_heads);
     ensure!(op, grouped, "{num_heads} heads on {} K/V heads", layout.num_kv_heads);

@@ -25,6 +25,36 @@ pub fn add(w: &Worker, x: &Buffer, len: usize, out: &Buffer) -> Result<()> {
     Ok(())
 }
 
+/// `x[row] += bias[offset..]`, `rows x dim`: the biases of several products may lie in one buffer.
+pub fn add_bias(w: &Worker, bias: &Buffer, offset: usize, rows: usize, dim: usize, x: &Buffer) -> Result<()> {
+    let op = "add_bias";
+    check_rows(op, "x", x, rows, dim)?;
+    let fits = offset.checked_add(dim).is_some_and(|end| end <= bias.len());
+    ensure!(op, fits, "bias holds {} elements, not {dim} at {offset}", bias.len());
+    ensure!(op, !std::ptr::eq(x, bias), "x and bias are the same buffer");
+    for row in w.share(rows) {
+        // SAFETY: the row was checked and is this worker's; the bias is another buffer and only read.
+        let values = unsafe { x.slice_mut(row * dim..(row + 1) * dim) };
+        values.iter_mut().zip(&bias.as_slice()[offset..offset + dim]).for_each(|(value, add)| *value += add);
+    }
+    w.barrier();
+    Ok(())
+}
+
+/// `x = max(x, 0)`, `rows x dim`; NaN stays.
+pub fn relu(w: &Worker, rows: usize, dim: usize, x: &Buffer) -> Result<()> {
+    check_rows("relu", "x", x, rows, dim)?;
+    for row in w.share(rows) {
+        // SAFETY: the row was checked and is this worker's.
+        for value in unsafe { x.slice_mut(row * dim..(row + 1) * dim) } {
+            // Not `max`, which hides NaN.
+            *value = if *value < 0.0 { 0.0 } else { *value };
+        }
+    }
+    w.barrier();
+    Ok(())
+}
+
 /// Row i of `out` is row `indices[i]` of `x`, rows of `dim`. The buffers are different ones.
 pub fn gather_rows(w: &Worker, x: &Buffer, indices: &[u32], dim: usize, out: &Buffer) -> Result<()> {
     let op = "gather_rows";

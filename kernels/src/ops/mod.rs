@@ -12,10 +12,10 @@ mod prepare;
 mod rope;
 
 pub use attention::attention;
-pub use elementwise::{add, gather_rows, silu_mul};
+pub use elementwise::{add, add_bias, gather_rows, relu, silu_mul};
 pub use embedding::embedding;
 pub use matmul::{matmul, matmul_many, Accumulate, Product};
-pub use norm::rms_norm;
+pub use norm::{layer_norm, rms_norm};
 pub use prepare::{prepare, rms_norm_prepare, silu_mul_prepare};
 pub use rope::rope_and_write;
 

@@ -27,6 +27,7 @@ pub fn rope_and_write(
     let layout = pool.layout();
     let rows = positions.len();
     ensure!(op, slots.len() == rows, "{} slots for {rows} rows", slots.len());
+    pool.check_host(op)?;
     ensure!(op, layer < layout.num_layers, "layer {layer} of {}", layout.num_layers);
     ensure!(op, table.rotary_dim() <= layout.head_dim, "{} rotated of {}", table.rotary_dim(), layout.head_dim);
     check_rows(op, "q", q, rows, num_heads.saturating_mul(layout.head_dim))?;

@@ -5,14 +5,19 @@ use std::path::Path;
 use keepsake_kernels::RopeScaling;
 use serde::Deserialize;
 
+use super::opt::OptJson;
 use super::HParams;
 use crate::arch::Architecture;
 use crate::error::ModelError;
 
+#[derive(Debug, Deserialize)]
+struct ClassJson {
+    architectures: Vec<String>,
+}
+
 /// The fields that the supported classes use; defaults are those of transformers' `LlamaConfig`.
 #[derive(Debug, Deserialize)]
 struct ConfigJson {
-    architectures: Vec<String>,
     vocab_size: usize,
     hidden_size: usize,
     intermediate_size: usize,
@@ -23,6 +28,8 @@ struct ConfigJson {
     #[serde(default = "default_context")]
     max_position_embeddings: usize,
     sliding_window: Option<usize>,
+    /// Qwen's: the window above is there but off.
+    use_sliding_window: Option<bool>,
     #[serde(default = "default_rms_eps")]
     rms_norm_eps: f32,
     rope_theta: Option<f64>,
@@ -65,9 +72,9 @@ fn default_rms_eps() -> f32 {
 impl HParams {
     /// `path` is for messages; `text` the content of `config.json`.
     pub(crate) fn from_config_json(path: &Path, text: &str) -> Result<Self, ModelError> {
-        let config: ConfigJson =
-            serde_json::from_str(text).map_err(|error| ModelError::malformed(path, "json", error.to_string()))?;
-        let arch = match config.architectures.as_slice() {
+        let malformed = |error: serde_json::Error| ModelError::malformed(path, "json", error.to_string());
+        let ClassJson { architectures } = serde_json::from_str(text).map_err(malformed)?;
+        let arch = match architectures.as_slice() {
             [class] => Architecture::from_class(class)?,
             classes => {
                 return Err(ModelError::malformed(
@@ -77,6 +84,11 @@ impl HParams {
                 ))
             }
         };
+        if arch == Architecture::Opt {
+            let config: OptJson = serde_json::from_str(text).map_err(malformed)?;
+            return config.hparams();
+        }
+        let config: ConfigJson = serde_json::from_str(text).map_err(malformed)?;
         config.check_unsupported()?;
         let hparams = Self {
             arch,
@@ -132,7 +144,8 @@ impl ConfigJson {
 
     /// Inside its window sliding attention is full attention, which is what the kernels do.
     fn usable_context(&self) -> usize {
-        match self.sliding_window {
+        let window = self.sliding_window.filter(|_| self.use_sliding_window != Some(false));
+        match window {
             Some(window) if window < self.max_position_embeddings => {
                 tracing::warn!(
                     window,

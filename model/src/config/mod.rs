@@ -2,6 +2,7 @@
 
 mod gguf;
 mod hugging_face;
+mod opt;
 mod shapes;
 
 pub use self::shapes::{DummyDType, DummyShape};
@@ -34,6 +35,7 @@ pub struct HParams {
     pub rope_scaling: RopeScaling,
     /// A divisor for every rotary frequency, head_dim / 2 of them (GGUF's `rope_freqs.weight`).
     pub rope_divisors: Option<Vec<f32>>,
+    /// Of every norm, root-mean-square or not.
     pub rms_eps: f32,
     /// The output matrix is the token embedding.
     pub tied_embeddings: bool,

@@ -5,6 +5,7 @@ use std::path::Path;
 use keepsake_kernels::RopeScaling;
 
 use super::{DummyShape, HParams};
+use crate::arch::Architecture;
 
 fn parse(extra: &str) -> HParams {
     let text = format!(
@@ -47,8 +48,36 @@ fn rope_parameters_are_read_from_either_place() {
 fn every_named_shape_is_valid() {
     for name in DummyShape::names() {
         let shape = DummyShape::parse(&format!("{name}:bf16")).unwrap();
-        assert_eq!(shape.hparams.head_dim * shape.hparams.num_heads, shape.hparams.hidden);
+        assert_eq!(shape.hparams.arch == Architecture::Opt, name.contains("opt"), "{name}");
     }
     let message = DummyShape::parse("tiny:q2").unwrap_err().to_string();
     assert_eq!(message, "dummy weight type `q2` is not supported (supported: q4_1, bf16)");
+}
+
+#[test]
+fn the_other_architectures_are_read() {
+    let common = r#""vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "max_position_embeddings": 1024"#;
+    let read = |text: String| HParams::from_config_json(Path::new("config.json"), &text);
+    let gated = format!(r#"{common}, "intermediate_size": 512, "num_key_value_heads": 2, "sliding_window": 64"#);
+
+    let qwen2 = format!(r#"{{"architectures": ["Qwen2ForCausalLM"], {gated}, "use_sliding_window": false}}"#);
+    let qwen2 = read(qwen2).unwrap();
+    assert_eq!((qwen2.arch, qwen2.max_context), (Architecture::Qwen2, 1024));
+
+    let qwen3 = format!(r#"{{"architectures": ["Qwen3ForCausalLM"], {gated}, "head_dim": 128}}"#);
+    let qwen3 = read(qwen3).unwrap();
+    assert_eq!((qwen3.arch, qwen3.head_dim, qwen3.max_context), (Architecture::Qwen3, 128, 64));
+
+    let opt = |more: &str| read(format!(r#"{{"architectures": ["OPTForCausalLM"], {common}, "ffn_dim": 1024{more}}}"#));
+    let small = opt("").unwrap();
+    assert_eq!((small.arch, small.ffn, small.num_kv_heads), (Architecture::Opt, 1024, 4));
+    assert!(small.tied_embeddings);
+    for (field, message) in [
+        (r#", "do_layer_norm_before": false"#, "do_layer_norm_before"),
+        (r#", "word_embed_proj_dim": 128"#, "word_embed_proj_dim"),
+        (r#", "activation_function": "gelu""#, "activation_function"),
+    ] {
+        assert!(opt(field).unwrap_err().to_string().contains(message), "{field}");
+    }
 }

@@ -7,6 +7,7 @@ use half::{bf16, f16};
 use keepsake_kernels::DType;
 
 use super::{LayerTensor, Tensor, TensorName, WeightSource};
+use crate::arch::{FeedForwardKind, NormKind, Positions};
 use crate::config::{DummyDType, HParams};
 use crate::error::ModelError;
 
@@ -26,10 +27,18 @@ impl DummyWeights {
         Self { hparams, dtype, seed }
     }
 
+    /// `None`: the architecture has no such tensor.
     fn shape(&self, name: TensorName) -> Option<Vec<usize>> {
         let hparams = &self.hparams;
         let (hidden, ffn) = (hparams.hidden, hparams.ffn);
+        let design = hparams.arch.design();
+        let has_shift = design.norm == NormKind::Layer;
         Some(match name {
+            TensorName::OutputNormShift => has_shift.then_some(vec![hidden])?,
+            TensorName::PositionEmbedding => match design.positions {
+                Positions::Rotary => return None,
+                Positions::Learned { offset } => vec![hparams.max_context + offset as usize, hidden],
+            },
             TensorName::TokenEmbedding => vec![hparams.vocab_size, hidden],
             TensorName::OutputNorm => vec![hidden],
             TensorName::Output if hparams.tied_embeddings => return None,
@@ -41,7 +50,16 @@ impl DummyWeights {
                 LayerTensor::Query => vec![hparams.query_dim(), hidden],
                 LayerTensor::Key | LayerTensor::Value => vec![hparams.kv_dim(), hidden],
                 LayerTensor::AttentionOutput => vec![hidden, hparams.query_dim()],
+                LayerTensor::Gate if design.feed_forward == FeedForwardKind::Relu => return None,
                 LayerTensor::Gate | LayerTensor::Up => vec![ffn, hidden],
+                LayerTensor::QueryBias => design.qkv_bias.then_some(vec![hparams.query_dim()])?,
+                LayerTensor::KeyBias | LayerTensor::ValueBias => design.qkv_bias.then_some(vec![hparams.kv_dim()])?,
+                LayerTensor::QueryNorm | LayerTensor::KeyNorm => design.head_norms.then_some(vec![hparams.head_dim])?,
+                LayerTensor::AttentionNormShift | LayerTensor::FfnNormShift => has_shift.then_some(vec![hidden])?,
+                LayerTensor::AttentionOutputBias | LayerTensor::DownBias => {
+                    design.output_bias.then_some(vec![hidden])?
+                }
+                LayerTensor::UpBias => design.output_bias.then_some(vec![ffn])?,
                 LayerTensor::Down => vec![hidden, ffn],
             },
         })
@@ -73,6 +91,7 @@ impl WeightSource for DummyWeights {
         let deviation = 1.0 / (row_len as f32).sqrt();
         let dtype = self.dtype(&shape);
         let bytes = match dtype {
+            DType::F32 if name.is_bias() => random_f32(&mut random, len, deviation),
             DType::F32 => 1.0f32.to_le_bytes().repeat(len),
             DType::BF16 => random_bf16(&mut random, len, deviation),
             _ => random_q4_1(&mut random, len / DType::Q4_1.block_len(), deviation),
@@ -119,6 +138,12 @@ fn random_bf16(random: &mut SplitMix64, len: usize, deviation: f32) -> Vec<u8> {
         bytes.extend_from_slice(&bf16::from_f32(unit * half_width).to_le_bytes());
     }
     bytes
+}
+
+fn random_f32(random: &mut SplitMix64, len: usize, deviation: f32) -> Vec<u8> {
+    let half_width = deviation * 3f32.sqrt();
+    let value = |_| ((random.next() >> 40) as f32 / (1 << 23) as f32 - 1.0) * half_width;
+    (0..len).map(value).flat_map(f32::to_le_bytes).collect()
 }
 
 /// Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014).

@@ -76,7 +76,7 @@ impl SafetensorsFolder {
 
 impl WeightSource for SafetensorsFolder {
     fn tensor(&self, name: TensorName) -> Result<Option<Tensor<'_>>, ModelError> {
-        let name = name.hugging_face();
+        let name = self.display_name(name);
         match self.shard_of.get(&name) {
             Some(&shard) => self.shards[shard].tensor(&name).map(Some),
             None => Ok(None),
@@ -84,7 +84,7 @@ impl WeightSource for SafetensorsFolder {
     }
 
     fn display_name(&self, name: TensorName) -> String {
-        name.hugging_face()
+        self.hparams.arch.hugging_face_name(name)
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod support;
 
+mod architectures;
 mod forward;
 mod gguf_files;
 mod golden;

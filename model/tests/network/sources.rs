@@ -136,7 +136,7 @@ fn unsupported_gguf_settings_are_named() {
     assert!(refuse(&writer).contains("metadata key `general.architecture`: missing"));
     writer.text("general.architecture", "mamba");
     let message = refuse(&writer);
-    assert!(message.contains("architecture `mamba` is not supported (supported: llama)"), "{message}");
+    assert!(message.contains("architecture `mamba` is not supported (supported: llama, qwen2, qwen3)"), "{message}");
 }
 
 #[test]
