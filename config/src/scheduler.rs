@@ -28,7 +28,7 @@ pub struct SchedulerConfig {
     pub load_timeout: Duration,
     /// Who goes first when requests wait. Default `"cache-aware"`.
     pub queue: QueueOrder,
-    /// With a cache-aware queue, a request that has waited for this long is not overtaken any more. Default `30s`, 0s to 1h.
+    /// With a cache-aware queue, a request that has waited for this long is not overtaken any more. Default `25s`, 0s to 1h.
     #[serde(with = "crate::units::duration")]
     pub queue_age_bound: Duration,
     /// What queued requests will use is evicted after everything else. Default true.
@@ -69,7 +69,7 @@ impl Default for SchedulerConfig {
             steps_in_flight: 1,
             load_timeout: Duration::from_secs(5),
             queue: QueueOrder::CacheAware,
-            queue_age_bound: Duration::from_secs(30),
+            queue_age_bound: Duration::from_secs(25),
             protect_queued: true,
             calibrate: CalibrateMode::Auto,
         }

@@ -15,7 +15,10 @@ const CONTEXT: usize = 256;
 const STREAMS: usize = 8;
 /// Each figure is the median of as many runs as fit into this, at least three.
 const TIME_EACH: Duration = Duration::from_secs(4);
-const BLOCKS_EACH: usize = PREFILL / CHUNK_TOKENS;
+/// A turn of so many new tokens after a long past, beside the same on an empty history.
+const TURN: usize = 20;
+const PAST: usize = 1500;
+const BLOCKS_EACH: usize = (PAST + TURN).div_ceil(CHUNK_TOKENS);
 
 fn main() {
     let (source, threads) = arguments();
@@ -32,6 +35,11 @@ fn main() {
     let model = Arc::new(model);
     let mut bench = Bench::new(&model, &device);
     bench.report("prefill of 512, one stream", PREFILL, |bench| bench.step(0..1, 0, PREFILL));
+    bench.report(&format!("{TURN} rows at 0"), TURN, |bench| bench.step(0..1, 0, TURN));
+    for start in (0..PAST).step_by(500) {
+        bench.step(0..1, start, 500);
+    }
+    bench.report(&format!("{TURN} rows at {PAST}"), TURN, |bench| bench.step(0..1, PAST, TURN));
     bench.step(0..STREAMS, 0, CONTEXT / STREAMS);
     for stream in 0..STREAMS {
         bench.step(stream..stream + 1, 0, CONTEXT);

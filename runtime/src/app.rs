@@ -259,7 +259,7 @@ impl Engine {
 /// Checks the names that the configuration's own crate cannot know: this binary's backends and eviction policies.
 pub fn check_names(config: &Config) -> Result<(), ConfigError> {
     if config.device.kind == keepsake_config::DeviceKind::Cuda {
-        let reason = "this build has no CUDA device; use \"cpu\" or \"auto\"";
+        let reason = "the server does not run on CUDA yet; use \"cpu\" or \"auto\"";
         return Err(ConfigError::invalid("device.kind", "\"cuda\"", reason));
     }
     let registry = Registry::default();
@@ -276,9 +276,10 @@ pub fn check_names(config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn device_kind(config: &Config) -> DeviceKind {
+pub(crate) fn device_kind(config: &Config) -> DeviceKind {
     match config.device.kind {
-        keepsake_config::DeviceKind::Auto => DeviceKind::Auto,
+        // The worker does not drive a GPU's streams and tiers yet: it would be slow there, and nobody has tested it.
+        keepsake_config::DeviceKind::Auto => DeviceKind::Cpu,
         keepsake_config::DeviceKind::Cpu => DeviceKind::Cpu,
         keepsake_config::DeviceKind::Cuda => DeviceKind::Cuda,
     }

@@ -76,7 +76,9 @@ impl SchedulerActor {
         for command in self.core.drain_commands() {
             let tier = match command.kind {
                 CommandKind::Load { from, .. } | CommandKind::Remove { from } => from,
-                CommandKind::SwapOut { to, .. } | CommandKind::Spill { to, .. } | CommandKind::Prefetch { to, .. } => to,
+                CommandKind::SwapOut { to, .. } | CommandKind::Spill { to, .. } | CommandKind::Prefetch { to, .. } => {
+                    to
+                }
             };
             wiring.tiers[tier.0].do_send(CarryOut(command));
         }

@@ -122,8 +122,8 @@ struct RunArgs {
     costs: Option<PathBuf>,
     #[arg(long, value_name = "TOKENS", default_value_t = 131_072)]
     max_context: usize,
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    max_running: usize,
+    #[arg(long, value_name = "N")]
+    max_running: Option<usize>,
     /// Turns that may wait; further ones are refused
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     max_waiting: usize,
@@ -145,11 +145,14 @@ struct RunArgs {
     /// Who goes first when turns wait
     #[arg(long, value_name = "ORDER", default_value = "cache-aware")]
     queue: Order,
+    /// Chunks idle for so many seconds go first, whatever they cost
+    #[arg(long, value_name = "SECONDS")]
+    idle_cutoff: Option<f64>,
     /// Evict what queued turns will use like everything else
     #[arg(long)]
     unprotected: bool,
     /// With a cache-aware queue: a turn that has waited for so many seconds is not overtaken any more
-    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 25.0)]
     age_bound: f64,
     /// How often a refused user tries again
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -290,7 +293,8 @@ impl RunArgs {
             ],
             costs,
             max_context: self.max_context,
-            max_running: self.max_running,
+            // The saturated model serves one turn at a time.
+            max_running: self.max_running.unwrap_or(if is_saturation { 1 } else { Settings::default().max_running }),
             max_waiting: self.max_waiting,
             step_tokens: self.step_tokens,
             steps_in_flight: self.steps_in_flight,
@@ -298,6 +302,10 @@ impl RunArgs {
             swap_out_below: self.swap_out_below,
             load_timeout: Duration::try_from_secs_f64(self.load_timeout).context("--load-timeout")?,
             protect_queued: !self.unprotected,
+            idle_cutoff: match self.idle_cutoff {
+                Some(seconds) => Some(Duration::try_from_secs_f64(seconds).context("--idle-cutoff")?),
+                None => None,
+            },
             queue: match self.queue {
                 Order::Fcfs => QueueOrder::Arrival,
                 Order::CacheAware => QueueOrder::CacheAware {

@@ -118,7 +118,16 @@ struct Room<'a> {
 impl<'a> Room<'a> {
     fn new(index: usize, tier: &'a TierPressure) -> Self {
         let limit = if tier.durable { (tier.capacity as f64 * DURABLE_FILL) as usize } else { tier.capacity };
-        Self { index, tier, limit, used: tier.used, credits: tier.credits, num_refused: 0, num_mirrors: 0, num_victims: 0 }
+        Self {
+            index,
+            tier,
+            limit,
+            used: tier.used,
+            credits: tier.credits,
+            num_refused: 0,
+            num_mirrors: 0,
+            num_victims: 0,
+        }
     }
 
     fn takes(&self, candidate: &Candidate) -> bool {

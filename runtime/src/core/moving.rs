@@ -464,7 +464,8 @@ impl Scheduler {
         self.directory.count_follower(key);
         let Some(entry) = self.directory.get(key) else { return };
         let next_use = self.queue.next_use(key);
-        let (chunk, protection) = (entry.chunk_use(self.config.chunk_tokens), next_use.filter(|_| self.config.protect_queued));
+        let (chunk, protection) =
+            (entry.chunk_use(self.config.chunk_tokens), next_use.filter(|_| self.config.protect_queued));
         let is_clean = entry.is_clean();
         self.clean.set(key, entry, chunk, is_clean, protection);
         self.dirty.set(key, entry, chunk, entry.is_evictable() && !is_clean, protection);

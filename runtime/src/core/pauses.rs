@@ -1,6 +1,6 @@
 //! Which conversations pause, so that their return can be recognised: by the last full chunk of their log, whoever sends it.
 
-use std::collections::{VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use keepsake_tiers::eviction::{Class, ReturnTimes};

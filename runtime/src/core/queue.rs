@@ -106,7 +106,8 @@ impl Queue {
         let Arrival { id, arrived, tenant, weight, resumes, chunks, rest } = arrival;
         let mut cost = rest;
         for (key, seconds) in &chunks {
-            let wanted = self.wanted.entry(*key).or_insert_with(|| Wanted { is_held: is_held(key), ..Wanted::default() });
+            let wanted =
+                self.wanted.entry(*key).or_insert_with(|| Wanted { is_held: is_held(key), ..Wanted::default() });
             wanted.by.push(id);
             let next_use = NextUse { arrived, id };
             wanted.next_use = Some(wanted.next_use.map_or(next_use, |earlier| earlier.min(next_use)));
@@ -166,7 +167,8 @@ impl Queue {
         let least_served =
             self.tenants.values().filter(|t| t.num_waiting > 0).map(|t| t.served).fold(f64::INFINITY, f64::min);
         let may_go = |waiting: &Waiting| self.tenants[&waiting.tenant].served <= least_served + TENANT_LEAD;
-        let candidates = self.ids.iter().map(|id| (self.waiting[id].cost, *id)).filter(|(_, id)| may_go(&self.waiting[id]));
+        let candidates =
+            self.ids.iter().map(|id| (self.waiting[id].cost, *id)).filter(|(_, id)| may_go(&self.waiting[id]));
         // The first of equals: they stand in order of arrival.
         candidates.reduce(|best, other| if other.0 < best.0 { other } else { best }).map(|(_, id)| id)
     }

@@ -43,6 +43,8 @@ pub struct Settings {
     pub load_timeout: Duration,
     pub queue: QueueOrder,
     pub protect_queued: bool,
+    /// Chunks idle for longer go first, of every policy that has a cut-off.
+    pub idle_cutoff: Option<Duration>,
     pub moves_in_flight: usize,
     pub seed: u64,
     /// No turn is sent later; what was sent by then is played to its end.
@@ -77,7 +79,8 @@ impl Default for Settings {
             swap_out_below: 0.25,
             load_timeout: Duration::from_secs(5),
             protect_queued: true,
-            queue: QueueOrder::CacheAware { age_bound: Duration::from_secs(30) },
+            idle_cutoff: None,
+            queue: QueueOrder::CacheAware { age_bound: Duration::from_secs(25) },
             moves_in_flight: 64,
             seed: 1,
             seconds: 600.0,
@@ -150,9 +153,13 @@ impl Settings {
             name: tier.name.to_owned(),
             capacity: tier.chunks,
             durable: tier.durable,
-            policy: choice(&tier.policy),
+            policy: self.choice(&tier.policy),
         };
         (exists.iter().map(|(tier, _)| spec(tier)).collect(), costs)
+    }
+
+    fn choice(&self, name: &str) -> PolicyChoice {
+        PolicyChoice { name: name.to_owned(), idle_cutoff: self.idle_cutoff }
     }
 
     pub(super) fn core_config(&self, costs: Costs) -> CoreConfig {
@@ -169,14 +176,10 @@ impl Settings {
             moves_in_flight: self.moves_in_flight,
             queue: self.queue,
             protect_queued: self.protect_queued,
-            device_policy: choice(&self.device_policy),
+            device_policy: self.choice(&self.device_policy),
             costs,
         }
     }
-}
-
-fn choice(name: &str) -> PolicyChoice {
-    PolicyChoice { name: name.to_owned(), idle_cutoff: None }
 }
 
 fn is_policy(name: &str) -> bool {

@@ -2,7 +2,9 @@
 
 use keepsake_tiers::eviction::POLICIES;
 
-use crate::core::Rejected;
+use std::time::Duration;
+
+use crate::core::{QueueOrder, Rejected};
 
 use super::log::Log;
 use super::machine::{machine, MACHINES};
@@ -115,12 +117,39 @@ fn a_saturated_first_come_queue_defeats_lru() {
     let play = |dram: usize| {
         let mut settings = settings(1_500, dram, 100.0);
         settings.costs = machine("saturation", 32).unwrap();
+        settings.queue = QueueOrder::Arrival;
+        settings.protect_queued = false;
         simulate(&settings, &workload).unwrap()
     };
     let (half, all) = (play(4_500), play(16_000));
     assert!(half.hit_rate < 0.1, "{half:?}");
     assert!(all.hit_rate > 0.9, "{all:?}");
     assert!(all.turns_per_second > half.turns_per_second, "{all:?}");
+}
+
+/// What a first-come queue under LRU makes of tiers that hold half of the conversations, and what the defaults make of them: the model
+/// serves one turn at a time, so the ideal is that half of the users always find their state.
+#[test]
+fn the_defaults_keep_a_saturated_server_useful() {
+    let shape = Shape::Saturation { context: 3_000, think: 4.0 };
+    let workload = Workload::Generated { shape, pace: Pace::Users { users: 96, arrival: 4.0 }, seconds: 120.0 };
+    let chunks = 96 * 3_000 / 32;
+    let play = |queue, protect_queued| {
+        let mut settings = settings(chunks / 8, chunks * 54 / 100 - chunks / 8, 120.0);
+        settings.costs = machine("saturation", 32).unwrap();
+        settings.max_running = 1;
+        settings.warmup = 20.0;
+        settings.queue = queue;
+        settings.protect_queued = protect_queued;
+        simulate(&settings, &workload).unwrap()
+    };
+    let first_come = play(QueueOrder::Arrival, false);
+    let default = play(QueueOrder::CacheAware { age_bound: Duration::from_secs(15) }, true);
+    assert!(first_come.hit_rate < 0.1, "{first_come:?}");
+    assert!(default.hit_rate > 0.55, "{default:?}");
+    assert!(default.turns_per_second > 1.5 * first_come.turns_per_second, "{first_come:?} {default:?}");
+    // Nobody starves: past the age bound a turn waits for those before it only.
+    assert!(default.queued_seconds.p99 < 2.0 * first_come.queued_seconds.p99, "{first_come:?} {default:?}");
 }
 
 #[test]

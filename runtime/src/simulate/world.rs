@@ -125,7 +125,6 @@ impl<'a> World<'a> {
             }
             self.pump();
             num_rounds += 1;
-            if std::env::var_os("DBG").is_some() && num_rounds % 20000 == 0 { let g = self.core.gauges(); eprintln!("{:.0}s wait {} run {} free {} clean {} dirty {} known {} dram {} total {}", self.now.as_secs_f64(), g.num_waiting, g.num_running, g.free_blocks, g.clean_blocks, g.dirty_blocks, g.num_chunks, g.tiers[0].num_chunks, g.total_blocks + g.tiers[0].num_chunks); }
             if self.settings.check_every > 0 && num_rounds % self.settings.check_every == 0 {
                 self.check()?;
             }

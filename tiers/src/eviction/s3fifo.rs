@@ -3,7 +3,7 @@
 //! The core takes a chunk out while somebody uses it, so a use shows as a removal and a return: a chunk that comes back from the
 //! memory was used, or is wanted again after it went; both make it a member of the main queue, as the paper's second chance does.
 
-use std::collections::{VecDeque};
+use std::collections::VecDeque;
 
 use super::lists::ChunkLists;
 use super::{ChunkUse, EvictionPolicy, Victim, View};

@@ -90,6 +90,7 @@ pub(super) unsafe fn attend<S: Simd>(task: &Task) {
             }
             let count = TILE_KEYS.min(num_keys - first_key);
             task.key_pointers(first_key, count, &mut pointers);
+            task.prefetch::<S>(first_key + TILE_KEYS, num_keys);
             widen::<S>(&pointers[..count], layout.v_offset(), head_dim, dim, scratch);
             for vector in 0..vectors {
                 let lanes = Lanes::of(task, vector);

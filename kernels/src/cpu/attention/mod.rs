@@ -27,8 +27,8 @@ pub(super) const TILE_KEYS: usize = 32;
 pub(super) const PART_TILES: usize = 8;
 /// Vectors in a task at most: they share the widened K and V, and must fit the first-level cache beside them.
 const MAX_VECTORS: usize = 3;
-/// Tasks a worker should find, so that all finish together.
-const TASKS_PER_WORKER: usize = 6;
+/// What widening K and V costs a task, in vectors.
+const WIDENING: f32 = 0.3;
 /// Up to so many pairs, one row after the other is faster than in lanes.
 const FEW_PAIRS: usize = 4;
 
@@ -102,10 +102,17 @@ impl Kernel for Tasks<'_> {
 }
 
 impl Tasks<'_> {
+    /// As many vectors a task as end soonest when the workers share the tasks: K and V are widened once a task, so fewer tasks cost
+    /// less, but a worker without one helps nobody.
     fn pairs_a_task(&self, num_pairs: usize, num_kv_heads: usize) -> usize {
-        let tasks_of_most = num_pairs / (MAX_VECTORS * LANES) * num_kv_heads;
-        let vectors = if tasks_of_most >= TASKS_PER_WORKER * self.w.num_workers() { MAX_VECTORS } else { 1 };
-        vectors * LANES
+        let vectors = num_pairs.div_ceil(LANES);
+        let ends = |vectors_a_task: usize| {
+            let tasks = vectors.div_ceil(vectors_a_task) * num_kv_heads;
+            let rounds = tasks.div_ceil(self.w.num_workers());
+            rounds as f32 * (vectors_a_task as f32 + WIDENING)
+        };
+        let best = (1..=MAX_VECTORS).rev().min_by(|a, b| ends(*a).total_cmp(&ends(*b)));
+        best.unwrap_or(1) * LANES
     }
 }
 
@@ -125,6 +132,31 @@ impl Task<'_> {
         let (row, head) = ((self.first_pair + pair) / self.group(), (self.first_pair + pair) % self.group());
         let row = self.entry.first_row as usize + row;
         (row * self.job.num_heads + self.kv_head * self.group() + head) * self.job.pool.layout().head_dim
+    }
+
+    /// Asks for K and V of the tile from `first_key` on while the one before it is worked on: heads lie apart in a block, too far
+    /// for the processor to see them coming.
+    ///
+    /// # Safety
+    /// As [`Simd`]; the entry has `num_keys` keys.
+    #[inline(always)]
+    pub(super) unsafe fn prefetch<S: Simd>(&self, first_key: usize, num_keys: usize) {
+        if first_key >= num_keys {
+            return;
+        }
+        let layout = self.job.pool.layout();
+        let count = TILE_KEYS.min(num_keys - first_key);
+        let mut pointers = [std::ptr::null(); TILE_KEYS];
+        // SAFETY: by the caller's word; a prefetch reads nothing.
+        unsafe {
+            self.key_pointers(first_key, count, &mut pointers);
+            for &k in &pointers[..count] {
+                for line in (0..layout.head_dim).step_by(32) {
+                    S::prefetch(k.wrapping_add(line));
+                    S::prefetch(k.wrapping_add(layout.v_offset() + line));
+                }
+            }
+        }
     }
 
     /// Where K of keys `first..first + count` lies (V: `v_offset` further).

@@ -73,7 +73,7 @@ unsafe fn heads<S: Simd, const H: usize>(task: &Task, first_pair: usize) {
             let count = TILE_KEYS.min(num_keys - first_key);
             task.key_pointers(first_key, count, &mut pointers);
             let keys = &pointers[..count];
-            prefetch::<S>(task, first_key + TILE_KEYS, num_keys);
+            task.prefetch::<S>(first_key + TILE_KEYS, num_keys);
             let mut p = [[f32::NEG_INFINITY; TILE_KEYS]; H];
             scores::<S, H>(keys, q.as_ptr(), dim, &mut p);
             for head in 0..H {
@@ -97,31 +97,6 @@ unsafe fn heads<S: Simd, const H: usize>(task: &Task, first_pair: usize) {
         }
     }
     SCRATCH.set(scratch);
-}
-
-/// Asks for K and V of the tile from `first_key` on while the one before it is worked on: heads lie apart in a block, too
-/// far for the processor to see them coming.
-///
-/// # Safety
-/// As [`Simd`]; the entry has `num_keys` keys.
-#[inline(always)]
-unsafe fn prefetch<S: Simd>(task: &Task, first_key: usize, num_keys: usize) {
-    if first_key >= num_keys {
-        return;
-    }
-    let layout = task.job.pool.layout();
-    let count = TILE_KEYS.min(num_keys - first_key);
-    let mut pointers = [std::ptr::null(); TILE_KEYS];
-    // SAFETY: by the caller's word; a prefetch reads nothing.
-    unsafe {
-        task.key_pointers(first_key, count, &mut pointers);
-        for &k in &pointers[..count] {
-            for line in (0..layout.head_dim).step_by(32) {
-                S::prefetch(k.wrapping_add(line));
-                S::prefetch(k.wrapping_add(layout.v_offset() + line));
-            }
-        }
-    }
 }
 
 /// Scores of one row's heads with up to a tile of keys; keys that are not there keep minus infinity.

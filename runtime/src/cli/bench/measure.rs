@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context};
 use keepsake_config::Config;
-use keepsake_kernels::{Device, DeviceKind};
+use keepsake_kernels::Device;
 use keepsake_model::sampler::SamplingParams;
 use rand::rngs::StdRng;
 use rand::Rng;
@@ -98,11 +98,7 @@ impl Played {
 
 /// The engine opens its own device in the same way.
 pub(super) fn device_name(config: &Config) -> anyhow::Result<String> {
-    let kind = match config.device.kind {
-        keepsake_config::DeviceKind::Auto => DeviceKind::Auto,
-        keepsake_config::DeviceKind::Cpu => DeviceKind::Cpu,
-        keepsake_config::DeviceKind::Cuda => DeviceKind::Cuda,
-    };
+    let kind = crate::app::device_kind(config);
     let device = Device::open(kind, config.device.threads).context("cannot open the device")?;
     Ok(device.describe())
 }

@@ -65,7 +65,8 @@ fn config() -> Config {
 }
 
 fn config_with_keys() -> Config {
-    let tenant = |name: &str, key: &str| TenantConfig { name: name.to_owned(), keys: vec![Secret::new(key)], weight: 1.0 };
+    let tenant =
+        |name: &str, key: &str| TenantConfig { name: name.to_owned(), keys: vec![Secret::new(key)], weight: 1.0 };
     Config { tenants: vec![tenant("a", "key-a"), tenant("b", "key-b")], ..Config::default() }
 }
 
