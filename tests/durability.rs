@@ -10,6 +10,8 @@ use serde_json::json;
 
 /// Conversations that talk while a server is killed.
 const NUM_TALKS: usize = 5;
+/// Turns of one: on a fast machine more would outgrow the context before the kill.
+const MAX_TURNS: usize = 14;
 /// Streams as long as the context allows, for the kill to break.
 const NUM_LONG_STREAMS: usize = 2;
 
@@ -34,7 +36,7 @@ struct Known {
 /// Takes turns until the server goes away; every other one is streamed.
 fn talk_until_killed(client: &Client, name: usize, num_acknowledged: &AtomicUsize) -> Known {
     let mut known = Known { name, acknowledged: Vec::new(), broken: None };
-    loop {
+    while known.acknowledged.len() < MAX_TURNS {
         let turn = known.acknowledged.len();
         let ask = match known.acknowledged.last() {
             Some(last) => ask(name, turn).after(&last.id),
@@ -52,6 +54,7 @@ fn talk_until_killed(client: &Client, name: usize, num_acknowledged: &AtomicUsiz
         known.acknowledged.push(reply);
         num_acknowledged.fetch_add(1, Ordering::Relaxed);
     }
+    known
 }
 
 /// One long stream after the other; gives the id of the one that the kill broke.

@@ -31,6 +31,8 @@ pub struct SchedulerConfig {
     /// With a cache-aware queue, a request that has waited for this long is not overtaken any more. Default `25s`, 0s to 1h.
     #[serde(with = "crate::units::duration")]
     pub queue_age_bound: Duration,
+    /// Keep K/V for later turns. `false` computes every turn from its first token, as a stateless server does. Default true.
+    pub reuse: bool,
     /// What queued requests will use is evicted after everything else. Default true.
     pub protect_queued: bool,
     /// `"auto"`: what work costs on this machine is measured at the first start and read at later ones; `"off"`: it is guessed.
@@ -70,6 +72,7 @@ impl Default for SchedulerConfig {
             load_timeout: Duration::from_secs(5),
             queue: QueueOrder::CacheAware,
             queue_age_bound: Duration::from_secs(25),
+            reuse: true,
             protect_queued: true,
             calibrate: CalibrateMode::Auto,
         }

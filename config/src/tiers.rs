@@ -32,7 +32,7 @@ pub struct TierConfig {
     /// Folder of a durable tier. Default: a folder of the tier's name in Keepsake's data folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// Eviction policy, by its registered name. Default `"retention"`.
+    /// Eviction policy, by its registered name. Default `"lru"`.
     pub policy: String,
     /// Chunks idle for longer than this go first, whatever they cost. Default: no such bound. 1s to 100 years.
     #[serde(with = "humantime_serde::option", skip_serializing_if = "Option::is_none")]
@@ -43,7 +43,7 @@ pub struct TierConfig {
 }
 
 impl TierConfig {
-    pub const DEFAULT_POLICY: &'static str = "retention";
+    pub const DEFAULT_POLICY: &'static str = "lru";
 
     /// A tier of `kind` with every optional key at its default.
     pub fn new(kind: &str, capacity: ByteSize) -> Self {

@@ -51,7 +51,7 @@ fn unknown_keys() {
     );
     refused(
         "[[tenants]]\nname = \"a\"\nkeys = [\"k\"]\nquota = 3",
-        "config: tenants[0].quota = 3: unknown key, the known ones are `name`, `keys`",
+        "config: tenants[0].quota = 3: unknown key, the known ones are `name`, `keys`, `weight`",
     );
     refused(
         &with_tiers("[[tiers]]\nkind = \"rocks\"\ncapacity = \"1 GiB\"\nturn_capacity = \"1 GiB\""),

@@ -414,6 +414,7 @@ fn core_config(config: &Config, max_context: usize, costs: Costs) -> CoreConfig 
         steps_in_flight: scheduler.steps_in_flight,
         load_timeout: scheduler.load_timeout,
         moves_in_flight: MOVES_IN_FLIGHT,
+        reuse: scheduler.reuse,
         protect_queued: scheduler.protect_queued,
         queue: match scheduler.queue {
             keepsake_config::QueueOrder::Arrival => QueueOrder::Arrival,

@@ -60,6 +60,9 @@ impl Scheduler {
 
     /// Makes a sequence's full private chunk known under its key, unless another got there first.
     fn publish(&mut self, id: SequenceId, index: usize, now: Duration) {
+        if !self.config.reuse {
+            return;
+        }
         let chunk_tokens = self.config.chunk_tokens;
         let num_tiers = self.tiers.len();
         let sequence = self.sequences.get_mut(&id).expect("publishing for a running sequence");
@@ -159,7 +162,7 @@ impl Scheduler {
                         Owner::Lost => false,
                     });
                     let is_tail = rows > 0 && rows < chunk_tokens && is_complete_before;
-                    if !(is_tail && self.keep_tail(id, index, rows, page.block, now)) {
+                    if !(is_tail && self.config.reuse && self.keep_tail(id, index, rows, page.block, now)) {
                         self.pool.free(page.block);
                     }
                 }

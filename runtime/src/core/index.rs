@@ -53,7 +53,7 @@ impl Index {
         is_member: bool,
         next_use: Option<NextUse>,
     ) {
-        let member = is_member.then(|| match next_use {
+        let member = is_member.then_some(match next_use {
             Some(next_use) => Member::Queued(next_use, entry.position),
             None => Member::Ranked(entry.last_activity),
         });

@@ -9,10 +9,10 @@ use keepsake_tiers::{ChunkKey, ChunkMap};
 use super::sequence::Sequence;
 
 /// Conversations remembered; the one that has paused longest is forgotten first.
-const MAX_PAUSES: usize = 1 << 17;
+const MAX_PAUSES: usize = 1 << 14;
 
 /// Pausing conversations by the last full chunk of their log.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Pauses {
     by_chunk: ChunkMap<Pause>,
     /// With the number of the pause, since a chunk may pause again.
@@ -25,6 +25,14 @@ struct Pause {
     begin: Duration,
     turn: u32,
     number: u64,
+}
+
+impl Default for Pauses {
+    /// Takes its memory at once, so that a server's does not creep up for hours.
+    fn default() -> Self {
+        let by_chunk = ChunkMap::with_capacity_and_hasher(MAX_PAUSES + 1, Default::default());
+        Self { by_chunk, order: VecDeque::with_capacity(MAX_PAUSES + 1), num_begun: 0 }
+    }
 }
 
 impl Pauses {

@@ -42,6 +42,8 @@ pub struct CoreConfig {
     pub load_timeout: Duration,
     /// Moves in flight towards or from one tier.
     pub moves_in_flight: usize,
+    /// Keep chunks for later turns. Without it every turn computes its whole log: what a stateless server does, to compare with.
+    pub reuse: bool,
     pub queue: QueueOrder,
     /// Chunks that queued sequences will use are given up after everybody else's.
     pub protect_queued: bool,

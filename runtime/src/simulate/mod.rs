@@ -1,6 +1,6 @@
 //! `keepsake simulate`: the core that serves, driven through days of traffic by a clock that jumps from event to event.
 //!
-//! A [`world::World`] holds one [`crate::core::Scheduler`], a device whose steps last as long as [`crate::core::Costs`] say, lanes that
+//! A `world::World` holds one [`crate::core::Scheduler`], a device whose steps last as long as [`crate::core::Costs`] say, lanes that
 //! copy chunks at their routes' rates, and users. It makes no decision of its own: admission, steps, eviction and loads are the
 //! core's. Tokens are functions of (conversation, position), so nothing is stored and a next turn's log continues the reply before it.
 //!

@@ -174,6 +174,7 @@ impl Settings {
             steps_in_flight: self.steps_in_flight,
             load_timeout: self.load_timeout,
             moves_in_flight: self.moves_in_flight,
+            reuse: true,
             queue: self.queue,
             protect_queued: self.protect_queued,
             device_policy: self.choice(&self.device_policy),

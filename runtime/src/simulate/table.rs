@@ -95,18 +95,19 @@ fn line(text: &mut String, case: &Case, by_policy: &[&[Report]], ceiling: f64) {
 /// so that the tiers and not the device's running turns decide.
 fn cases(mooncake: Option<&Path>) -> anyhow::Result<Vec<Case>> {
     let mut cases = Vec::new();
-    let chat = |users, long, seconds| Workload::Generated {
-        shape: Shape::Chat { think: 60.0, long },
-        pace: Pace::Users { users, arrival: 60.0 },
+    let chat = |users, think, long, seconds| Workload::Generated {
+        shape: Shape::Chat { think, long },
+        pace: Pace::Users { users, arrival: think },
         seconds,
     };
     for dram in [500, 1_300, 3_000] {
-        let settings = settings("h200-13b", 32, 500, dram, 600.0, 120.0)?;
-        cases.push(Case { workload: chat(130, 0.0, 600.0), name: "short chats", settings });
+        let settings = settings("h200-13b", 32, 500, dram, 400.0, 100.0)?;
+        cases.push(Case { workload: chat(130, 60.0, 0.0, 400.0), name: "short chats", settings });
     }
     for dram in [2_000, 6_000, 12_000] {
-        let settings = settings("h200-13b", 32, 2_500, dram, 1_500.0, 300.0)?;
-        cases.push(Case { workload: chat(60, 0.2, 1_500.0), name: "20% long chats", settings });
+        // Where attention makes late chunks dear. Users who think for long keep so slow a device from being the bottleneck.
+        let settings = settings("cpu", 32, 2_500, dram, 60_000.0, 10_000.0)?;
+        cases.push(Case { workload: chat(60, 6_000.0, 0.2, 60_000.0), name: "20% long chats, on a CPU", settings });
     }
     if let Some(file) = mooncake {
         let requests = Workload::mooncake(file, 1.0, 0.05, 1e9)?;
@@ -116,7 +117,7 @@ fn cases(mooncake: Option<&Path>) -> anyhow::Result<Vec<Case>> {
         }
     }
     for capacity in [0.40, 0.54, 0.71] {
-        let (users, context, seconds) = (64, 4_000, 300.0);
+        let (users, context, seconds) = (64, 4_000, 200.0);
         let working_set = (users * context / 32) as f64;
         let device = working_set * 0.12;
         let dram = working_set * capacity - device;

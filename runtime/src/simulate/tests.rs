@@ -197,7 +197,8 @@ fn logs_of_different_conversations_differ() {
 fn what_cannot_be_simulated_names_its_flag() {
     let refusal = |settings: Settings| simulate(&settings, &chats(1, 0.0, 1.0)).unwrap_err().to_string();
     assert!(refusal(settings(0, 1, 1.0)).starts_with("--device-chunks 0"));
-    assert!(refusal(settings(100, 1, 1.0).with_policy("mru")).starts_with("--policy mru: must be one of lru"));
+    assert!(refusal(settings(100, 1, 1.0).with_policy("mru"))
+        .starts_with("--policy mru: must be one of return_probability, "));
     assert!(refusal(Settings { step_tokens: 8, ..settings(100, 1, 1.0) }).starts_with("--step-tokens 8"));
     for name in MACHINES {
         assert_eq!(machine(name, 32).unwrap().tiers.len(), 2);

@@ -26,7 +26,7 @@ const CLASSES: usize = (TURN_BUCKETS * TENANTS) as usize;
 /// Bin `b` ends at `2^b` seconds; bin 0 begins at 0.
 const BINS: usize = 16;
 /// Pauses remembered a class; older ones are counted as far as they were watched.
-const MAX_PAUSES: usize = 1 << 16;
+const MAX_PAUSES: usize = 1 << 12;
 /// Seconds of doubt: what a bin counts before anything was seen, a return in about the time it covers.
 const PRIOR_RETURNS: f64 = 0.5;
 /// Once a bin has seen so many returns, old ones count half: behaviour changes with the hour.
@@ -194,9 +194,9 @@ impl ClassTimes {
 /// The best chance of return over expected time held, over horizons at bin ends.
 fn best_ratio(hazards: &[f64; BINS], idle: f64) -> f64 {
     let (mut absent, mut held, mut best) = (1.0, 0.0, 0.0f64);
-    for index in bin_of(idle)..BINS {
+    for (index, hazard) in hazards.iter().enumerate().skip(bin_of(idle)) {
         let (begin, end) = bin(index);
-        let (hazard, width) = (hazards[index], (end - begin.max(idle)).max(0.0));
+        let width = (end - begin.max(idle)).max(0.0);
         let stays = (-hazard * width).exp();
         held += absent * (1.0 - stays) / hazard;
         absent *= stays;

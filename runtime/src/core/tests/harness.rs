@@ -48,6 +48,7 @@ pub(super) fn config() -> CoreConfig {
         steps_in_flight: 1,
         load_timeout: Duration::from_secs(5),
         moves_in_flight: 8,
+        reuse: true,
         protect_queued: true,
         queue: QueueOrder::CacheAware { age_bound: Duration::from_secs(30) },
         device_policy: lru(),

@@ -85,6 +85,15 @@ fn tenants_share_the_device_by_weight() {
 }
 
 #[test]
+fn without_reuse_every_turn_computes_its_whole_log() {
+    let mut server = Harness::new(CoreConfig { reuse: false, ..config() }, 64, vec![tier("dram", 64, false)]);
+    let (next, num_past) = second_turn(&mut server, 1, 5 * CHUNK);
+    let (_, usage) = server.converse(&next, num_past, 2);
+    assert_eq!((usage.device, usage.recomputed, usage.new), (0, num_past, next.len() - num_past));
+    assert_eq!(server.core.gauges().free_blocks, 64);
+}
+
+#[test]
 fn what_the_queue_will_use_stays_until_everything_else_has_gone() {
     let arrival = one_by_one(QueueOrder::Arrival);
     let mut server = Harness::new(CoreConfig { reserve: 0.0, ..arrival }, 24, vec![]);
