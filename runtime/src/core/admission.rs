@@ -135,22 +135,18 @@ fn meeting_point(
     backlog: impl Fn(TierIndex) -> f64,
 ) -> usize {
     // Lanes of different tiers work side by side; the slowest decides.
-    let mut loading: Vec<f64> = (0..lanes.len()).map(|_| 0.0).collect();
+    let mut loading = vec![0usize; lanes.len()];
     for (_, tier) in loads {
-        loading[tier.0] += lanes[tier.0].load.chunk;
+        loading[tier.0] += 1;
     }
-    let time = |loading: &[f64]| {
-        let busy = loading.iter().enumerate().filter(|(_, seconds)| **seconds > 0.0);
-        busy.map(|(tier, seconds)| seconds + backlog(TierIndex(tier))).fold(0.0, f64::max)
+    let time = |loading: &[usize]| {
+        let busy = loading.iter().enumerate().filter(|(_, count)| **count > 0);
+        busy.map(|(tier, count)| *count as f64 * lanes[tier].load.chunk + backlog(TierIndex(tier))).fold(0.0, f64::max)
     };
     let (mut best, mut best_time, mut computing) = (0, time(&loading), 0.0);
     for (count, (index, tier)) in loads.iter().enumerate() {
         computing += compute(*index);
-        // Sums of many small numbers: what is left of nothing must be nothing.
-        loading[tier.0] = (loading[tier.0] - lanes[tier.0].load.chunk).max(0.0);
-        if loads[count + 1..].iter().all(|(_, later)| later != tier) {
-            loading[tier.0] = 0.0;
-        }
+        loading[tier.0] -= 1;
         let total = time(&loading).max(computing);
         if total < best_time {
             (best, best_time) = (count + 1, total);

@@ -38,7 +38,8 @@ impl Scheduler {
         for id in ended {
             self.retire_if_idle(id, now);
         }
-        for id in self.running.clone() {
+        let lost: Vec<_> = self.running.iter().copied().filter(|id| self.sequence(*id).is_lost).collect();
+        for id in lost {
             self.suspend_if_lost(id, now);
         }
     }

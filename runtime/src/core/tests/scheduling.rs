@@ -109,21 +109,28 @@ fn what_the_queue_will_use_stays_until_everything_else_has_gone() {
     assert!(server.core.counters().chunks_dropped > 0);
 }
 
+/// A server whose DRAM holds a conversation that others pushed off the device, and that conversation's second turn. A chunk costs
+/// 10 ms to compute and `load_seconds` to load.
+fn with_a_conversation_in_dram(load_seconds: f64) -> (Harness, Vec<u32>, usize) {
+    let route = RouteCost { latency: 0.0, chunk: load_seconds };
+    let costs = Costs {
+        chunk: CostCurve::flat(0.010).unwrap(),
+        tiers: vec![TierCosts { load: route, store: route }],
+        ..Costs::unmeasured(1)
+    };
+    let mut server = Harness::new(CoreConfig { costs, ..config() }, 12, vec![tier("dram", 64, false)]);
+    let (next, num_past) = second_turn(&mut server, 1, 8 * CHUNK);
+    for seed in 2..6 {
+        server.converse(&tokens(seed, 8 * CHUNK), 0, 2);
+    }
+    (server, next, num_past)
+}
+
 /// A tier so slow that computing wins, one so fast that loading does, and one between: both at once.
 #[test]
 fn load_or_recompute_follows_the_measured_costs() {
     let run = |load_seconds: f64| {
-        let route = RouteCost { latency: 0.0, chunk: load_seconds };
-        let costs = Costs {
-            chunk: CostCurve::flat(0.010).unwrap(),
-            tiers: vec![TierCosts { load: route, store: route }],
-            ..Costs::unmeasured(1)
-        };
-        let mut server = Harness::new(CoreConfig { costs, ..config() }, 12, vec![tier("dram", 64, false)]);
-        let (next, num_past) = second_turn(&mut server, 1, 8 * CHUNK);
-        for seed in 2..6 {
-            server.converse(&tokens(seed, 8 * CHUNK), 0, 2);
-        }
+        let (mut server, next, num_past) = with_a_conversation_in_dram(load_seconds);
         let (_, usage) = server.converse(&next, num_past, 2);
         let counters = server.core.counters();
         assert_eq!(usage.loaded[0], counters.chunks_load_chosen[0] as usize * CHUNK);
@@ -138,17 +145,7 @@ fn load_or_recompute_follows_the_measured_costs() {
 
 #[test]
 fn the_front_is_computed_while_the_back_is_loaded() {
-    let route = RouteCost { latency: 0.0, chunk: 0.010 };
-    let costs = Costs {
-        chunk: CostCurve::flat(0.010).unwrap(),
-        tiers: vec![TierCosts { load: route, store: route }],
-        ..Costs::unmeasured(1)
-    };
-    let mut server = Harness::new(CoreConfig { costs, ..config() }, 12, vec![tier("dram", 64, false)]);
-    let (next, num_past) = second_turn(&mut server, 1, 8 * CHUNK);
-    for seed in 2..6 {
-        server.converse(&tokens(seed, 8 * CHUNK), 0, 2);
-    }
+    let (mut server, next, num_past) = with_a_conversation_in_dram(0.010);
     server.faults = Faults { delay: Duration::from_millis(200), ..Faults::default() };
     let steps = server.core.counters().num_steps;
     let id = server.submit(&next, num_past, 1).unwrap();
